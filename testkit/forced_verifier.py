@@ -14,7 +14,7 @@ import numpy as np
 from edgellm.engine import Context, Model, known
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, settled
 from edgellm.spec.types import Ids, Verdict
-from edgellm.verifier.judgement import survives
+from edgellm.spec.verification import survives
 
 
 class ForcedVerifier(Verifier):

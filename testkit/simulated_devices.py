@@ -15,8 +15,7 @@ import numpy as np
 from edgellm.engine import Context, ContextSpec, Message, Model, SeqRows
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
-from edgellm.verifier.judgement import Answer
-from edgellm.verifier.scheduler import SchedulerLimits
+from edgellm.verifier.scheduler import Answer, SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 from models.home.corpus import held_out
 from models.home.families import FAMILIES

@@ -54,7 +54,7 @@ def run(fleet: Fleet, sessions: int, rounds: int, budget: float, seed: int) -> d
     rng = random.Random(seed)
     burst = [Arrival(0.0, device, kept_before(budget, rng)) for _ in range(rounds) for device in range(sessions)]
     with (
-        patch("edgellm.verifier.judgement.judge", Clock(judge)) as rule,
+        patch("edgellm.spec.verification.judge", Clock(judge)) as rule,
         patch("edgellm.verifier.scheduler.next_batch", Clock(next_batch)) as choice,
     ):
         played = fleet.play(burst)

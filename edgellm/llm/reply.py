@@ -21,10 +21,10 @@ from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import BUDGET_CHUNK, CHUNK, GATES, ReplyOptions, has, mechanism
 from edgellm.spec.protocols import Drafter, DraftRules, GenerationLimits, GenerationState, VerdictTerms, Verifier
+from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import ChannelSplitter, cut_at_stops
 from edgellm.spec.types import Event, Explanation, Ids, Notice, PromptProgress, Sampling
-from edgellm.spec.verification import ReplyGrammar
 
 if TYPE_CHECKING:
     from edgellm.llm.profiling import ObservedReply

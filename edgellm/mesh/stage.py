@@ -48,7 +48,7 @@ from edgellm.mesh.messages import (
     TraceWanted,
 )
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.verifier.judgement import Judgement
+from edgellm.spec.verification import Judgement
 
 _log = logging.getLogger(__name__)
 _MERGED = 2e-3  # seconds: spans with a shorter gap between them are reported as one

@@ -18,9 +18,9 @@ from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import MAX_LOGIT_BYTES, MAX_ROWS, StageAnswer
 from edgellm.mesh.pipeline import StageRecord
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, wait_for_result
+from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Verdict
-from edgellm.spec.verification import GrammarState
-from edgellm.verifier.judgement import NOTHING, Judgement
+from edgellm.spec.verification import NOTHING, Judgement
 
 
 class MeshVerifier(Verifier):

@@ -26,8 +26,8 @@ from edgellm.rpc_engine.process import ContextSizes, ModelProcess, ProcessSilent
 from edgellm.rpc_engine.session import RpcPort
 from edgellm.services.client.link import Endpoint
 from edgellm.spec.protocols import Capabilities
+from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import NO_IDS
-from edgellm.spec.verification import GrammarState
 from edgellm.spec.verifier import VerdictDeadline, VerdictWork
 from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import ColocatedVerifier, VerifierWorker

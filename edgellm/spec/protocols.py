@@ -17,7 +17,7 @@ import numpy as np
 from edgellm.engine import ShouldStop, never
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.spec.ngram.sources import ContextLookup, Cursor
-from edgellm.spec.sampling import WHOLE_ROWS, Choice
+from edgellm.spec.sampling import WHOLE_ROWS, Choice, GrammarState, ReplyGrammar
 from edgellm.spec.types import (
     GREEDY,
     NO_IDS,
@@ -31,7 +31,6 @@ from edgellm.spec.types import (
     Sampling,
     Verdict,
 )
-from edgellm.spec.verification import GrammarState, ReplyGrammar
 
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator
@@ -401,24 +400,4 @@ class Verifier(ABC):
 
     def close(self) -> None:
         """Free memory."""
-        return
-
-
-class BlockingSession(Session, ABC):
-    """The session of a verifier of your own, which computes a verdict in the thread that asks for it."""
-
-    @abstractmethod
-    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
-        """Return the verdict that `Session.submit` asks for."""
-
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
-        return settled(self.verify(prefix, chunk, extra))
-
-    def wait(self, pending: Future[Verdict]) -> Verdict:
-        return pending.result()
-
-    def ready(self) -> bool:
-        return True
-
-    def close(self) -> None:
         return

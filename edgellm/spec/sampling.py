@@ -1,19 +1,19 @@
-"""From logits to a token: truncated distributions, and randomness that depends only on seed and position."""
+"""From logits to a token: truncated distributions, grammars, and randomness that depends only on seed and position."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.errors import EngineFailed
-from edgellm.spec.types import Distribution, Expected, Floats, Ids, Logprobs, Penalties, Sampling
+from edgellm.spec.types import Constraint, Distribution, Expected, Floats, Ids, Logprobs, Penalties, Sampling
 from edgellm.storage.catalog import catalog
 
 Times: TypeAlias = npt.NDArray[np.float64]
@@ -263,3 +263,81 @@ def _sampling(wanted: Mapping[str, Any], origin: str) -> ModelSampling:
     if not wanted:
         return ModelSampling(**_UNSAID, origin="the default: neither the file nor a card says")
     return ModelSampling(**{"temperature": _UNSAID["temperature"], **wanted}, origin=origin)
+
+
+_LEAST_ALLOWED = np.float32(-1e30)  # an allowed token's logit: some rows lack tokens of another vocabulary
+
+
+class GrammarState(Protocol):
+    """The part of `edgellm.engine.grammar.Grammar` that is used."""
+
+    def mask(self, text: Ids) -> npt.NDArray[np.bool_]: ...
+
+
+class ReplyGrammar:
+    """The grammar of one reply, and the position in it of one drafter or verifier."""
+
+    @classmethod
+    def of(cls, constraint: Constraint | None, compile_schema: Callable[[str], GrammarState] | None) -> Self | None:
+        """Return the grammar of a reply with `constraint`; `compile_schema` compiles its JSON schema. None if either is
+        None."""
+        if constraint is None or compile_schema is None:
+            return None
+        return cls(compile_schema(constraint.schema), constraint)
+
+    def __init__(self, grammar: GrammarState, constraint: Constraint) -> None:
+        self._grammar, self._start = grammar, constraint.start
+        self._after = np.array(constraint.after, dtype=np.int32)
+
+    def limited(self, distribution: Distribution, logits: Floats, text: Ids) -> Distribution:
+        """Return the allowed part of a `distribution` made of `logits` (n_vocab,), which follow `text` (n,)."""
+        left = self.kept(distribution, text)
+        if left is not None:
+            return left
+        best = int(self.masked(logits, text).argmax())
+        return Distribution(np.array([best], dtype=np.int32), np.ones(1, dtype=np.float32))
+
+    def kept(self, distribution: Distribution, text: Ids) -> Distribution | None:
+        """Return the allowed part of a `distribution` behind `text` (n,); None if it is empty."""
+        if (mask := self._mask(text)) is None or (kept := mask[distribution.ids]).all():
+            return distribution
+        if not kept.any():
+            return None
+        probs = distribution.probs[kept]
+        return Distribution(distribution.ids[kept], probs / np.float32(probs.sum(dtype=np.float64)))
+
+    def allowed(self, candidates: Ids, text: Ids) -> Ids:
+        """Return those of the `candidates` (k,) that may follow `text` (n,)."""
+        mask = self._mask(text)
+        return candidates if mask is None else candidates[mask[candidates]]
+
+    def masked(self, logits: Floats, text: Ids) -> Floats:
+        """Return `logits` (n_vocab,), which follow `text`, with those of forbidden tokens at minus infinity."""
+        if (mask := self._mask(text)) is None:
+            return logits
+        if not (allowed := mask[: len(logits)]).any():
+            raise EngineFailed("No token of the vocabulary continues the reply.", "Use another JSON schema.")
+        return np.where(allowed, np.maximum(logits, _LEAST_ALLOWED), np.float32(-np.inf))
+
+    def follows(self, text: Ids, drafted: Ids) -> int:
+        """Return how many of the `drafted` tokens (k,) may follow `text`, one after the other."""
+        whole = np.concatenate((text, drafted))
+        for n, token in enumerate(drafted.tolist()):
+            if (mask := self._mask(whole[: len(text) + n])) is not None and not mask[token]:
+                return n
+        return len(drafted)
+
+    def prepare(self, text: Ids, drafted: Ids) -> None:
+        """Compute in advance the masks that a verdict on `drafted` (k,) behind `text` needs."""
+        if self.follows(text, drafted) == len(drafted):
+            self._mask(np.concatenate((text, drafted)))
+
+    def _mask(self, text: Ids) -> npt.NDArray[np.bool_] | None:
+        """Return which tokens may follow `text`; None where the grammar has not begun."""
+        reply, n = text[self._start :], len(self._after)
+        if not n:
+            return self._grammar.mask(reply)
+        if len(reply) < n:
+            return None
+        found = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(reply, n) == self._after).all(axis=1))
+        return self._grammar.mask(reply[found[0] + n :]) if len(found) else None

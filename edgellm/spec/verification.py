@@ -1,4 +1,4 @@
-"""The verification rule: which drafted tokens are accepted, and which token follows them.
+"""The verification rule: which drafted tokens are accepted, and which token follows them; and a verdict by that rule.
 
 Drafter-invariant speculative sampling (Daliri et al. 2024): draft model and verifier draw by the same random numbers,
 and a draft is accepted where it equals the verifier's own draw. Unlike rejection sampling (Leviathan et al. 2023, Chen
@@ -9,92 +9,15 @@ needs no distribution of the drafts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, Self
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from edgellm.engine import LazyLogits, Rows, in_blocks
+from edgellm.engine import LazyLogits, Rows, in_blocks, known
 from edgellm.errors import EngineFailed
-from edgellm.spec.sampling import distribution, draw, penalised
-from edgellm.spec.types import NO_IDS, Chunk, Constraint, Distribution, Floats, Ids, Sampling
-
-_LEAST = np.float32(-1e30)  # an allowed token's logit: some rows lack tokens of another vocabulary
-
-
-class GrammarState(Protocol):
-    """The part of `edgellm.engine.grammar.Grammar` that is used."""
-
-    def mask(self, text: Ids) -> npt.NDArray[np.bool_]: ...
-
-
-class ReplyGrammar:
-    """The grammar of one reply, and the position in it of one drafter or verifier."""
-
-    @classmethod
-    def of(cls, constraint: Constraint | None, compile_schema: Callable[[str], GrammarState] | None) -> Self | None:
-        """Return the grammar of a reply with `constraint`; `compile_schema` compiles its JSON schema. None if either is
-        None."""
-        if constraint is None or compile_schema is None:
-            return None
-        return cls(compile_schema(constraint.schema), constraint)
-
-    def __init__(self, grammar: GrammarState, constraint: Constraint) -> None:
-        self._grammar, self._start = grammar, constraint.start
-        self._after = np.array(constraint.after, dtype=np.int32)
-
-    def limited(self, distribution: Distribution, logits: Floats, text: Ids) -> Distribution:
-        """Return the allowed part of a `distribution` made of `logits` (n_vocab,), which follow `text` (n,)."""
-        left = self.kept(distribution, text)
-        if left is not None:
-            return left
-        best = int(self.masked(logits, text).argmax())
-        return Distribution(np.array([best], dtype=np.int32), np.ones(1, dtype=np.float32))
-
-    def kept(self, distribution: Distribution, text: Ids) -> Distribution | None:
-        """Return the allowed part of a `distribution` behind `text` (n,); None if it is empty."""
-        if (mask := self._mask(text)) is None or (kept := mask[distribution.ids]).all():
-            return distribution
-        if not kept.any():
-            return None
-        probs = distribution.probs[kept]
-        return Distribution(distribution.ids[kept], probs / np.float32(probs.sum(dtype=np.float64)))
-
-    def allowed(self, candidates: Ids, text: Ids) -> Ids:
-        """Return those of the `candidates` (k,) that may follow `text` (n,)."""
-        mask = self._mask(text)
-        return candidates if mask is None else candidates[mask[candidates]]
-
-    def masked(self, logits: Floats, text: Ids) -> Floats:
-        """Return `logits` (n_vocab,), which follow `text`, with those of forbidden tokens at minus infinity."""
-        if (mask := self._mask(text)) is None:
-            return logits
-        if not (allowed := mask[: len(logits)]).any():
-            raise EngineFailed("No token of the vocabulary continues the reply.", "Use another JSON schema.")
-        return np.where(allowed, np.maximum(logits, _LEAST), np.float32(-np.inf))
-
-    def follows(self, text: Ids, drafted: Ids) -> int:
-        """Return how many of the `drafted` tokens (k,) may follow `text`, one after the other."""
-        whole = np.concatenate((text, drafted))
-        for n, token in enumerate(drafted.tolist()):
-            if (mask := self._mask(whole[: len(text) + n])) is not None and not mask[token]:
-                return n
-        return len(drafted)
-
-    def prepare(self, text: Ids, drafted: Ids) -> None:
-        """Compute in advance the masks that a verdict on `drafted` (k,) behind `text` needs."""
-        if self.follows(text, drafted) == len(drafted):
-            self._mask(np.concatenate((text, drafted)))
-
-    def _mask(self, text: Ids) -> npt.NDArray[np.bool_] | None:
-        """Return which tokens may follow `text`; None where the grammar has not begun."""
-        reply, n = text[self._start :], len(self._after)
-        if not n:
-            return self._grammar.mask(reply)
-        if len(reply) < n:
-            return None
-        found = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(reply, n) == self._after).all(axis=1))
-        return self._grammar.mask(reply[found[0] + n :]) if len(found) else None
+from edgellm.spec.protocols import VerifyRequest
+from edgellm.spec.sampling import ReplyGrammar, distribution, draw, logprobs, penalised
+from edgellm.spec.types import NO_IDS, Chunk, Ids, Logprobs, Sampling, Verdict
 
 
 def judge(
@@ -166,3 +89,78 @@ def plausible(chunk: Chunk, rows: Rows, accepted: int) -> tuple[bool, ...]:
     for at in np.flatnonzero(own - best >= np.log(LIKELY)).tolist():
         found[accepted + at] = bool(np.exp(own[at] - best[at]) >= LIKELY * np.exp(left[at] - best[at]).sum())
     return tuple(found)
+
+
+NOTHING = Chunk()
+
+
+@dataclass(slots=True, eq=False)
+class Judgement:
+    """The partial verdict on a request: `ids` are all tokens before the `remaining` part of the draft, and `passes`
+    were computed in `seconds`."""
+
+    request: VerifyRequest
+    ids: Ids = field(default_factory=lambda: NO_IDS)
+    remaining: Chunk = field(init=False)
+    accepted: int = 0
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    passes: int = 0
+    plausible: tuple[bool, ...] = ()
+    logprobs: list[Logprobs] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.remaining = self.request.draft
+
+    def judge(self, rows: Rows, drafted: int, is_eog: Callable[[int], bool]) -> bool:
+        """Judge the first `drafted` tokens, and the next one if any; return whether another pass is needed.
+
+        `rows` (drafted + 1, n_vocab) are logits: row i predicts place i. Afterwards, the first `computed` tokens of the
+        request's sequence are valid. Raises EngineFailed if the logits contain NaN.
+        """
+        request = self.request
+        # The last row judges a further drafted token, if any.
+        chunk = self.remaining.part(0, drafted + 1)
+        start = request.position + len(request.prefix) + self.accepted + len(self.tokens)
+        accepted, token = judge(chunk.ids[:drafted], rows, request.sampling, start, self.ids, request.grammar)
+        whole = accepted == drafted < len(chunk) and token == int(chunk.ids[drafted])
+        accepted += whole
+        self.passes += 1
+        extra = bool(self.tokens)  # The draft is the verifier's own, of extra tokens.
+        if extra:
+            self.tokens.extend(chunk.ids[:accepted].tolist())
+        else:
+            self.accepted += accepted
+            if chunk.retrieved:
+                self.plausible += plausible(chunk, rows, accepted)
+        drafts_stand = accepted > 0 or (self.accepted > 0 and not extra)
+        ended = drafts_stand and is_eog(int((chunk.ids[:accepted] if accepted else self.ids)[-1]))
+        continues = whole and not (extra and ended)
+        bare = continues or (extra and ended)  # No token of the verifier follows the accepted tokens.
+        if not bare:
+            self.tokens.append(token)
+        needs_pass = continues or (len(self.tokens) <= request.extra and not ended and not is_eog(token))
+        request.computed = start + min(accepted, drafted)
+        if needs_pass or request.logprobs is not None:
+            kept = chunk.ids[:accepted] if bare else np.append(chunk.ids[:accepted], np.int32(token))
+            if request.logprobs is not None and len(kept):
+                self.logprobs.extend(logprobs(known(rows, len(kept)), kept, request.logprobs))
+            self.ids = np.concatenate((self.ids, kept))
+            self.remaining = self.remaining.part(drafted + 1, len(self.remaining)) if continues else NOTHING
+        return needs_pass
+
+    def verdict(self) -> Verdict:
+        """Return the verdict, after the last pass."""
+        draft, found = self.request.draft, self.plausible
+        # Tokens that were not decoded count as plausible.
+        accepted_anyway = (*found, *[True] * (len(draft) - len(found))) if draft.retrieved else None
+        return Verdict(
+            self.accepted, np.array(self.tokens, np.int32), self.seconds, passes=self.passes,
+            plausible=accepted_anyway, logprobs=tuple(self.logprobs),
+        )  # fmt: skip
+
+
+def survives(chunk: Chunk) -> list[float]:
+    """Return for each token its drafter's probability that it and all before it are accepted; shape (n,)."""
+    drafted = 0 if chunk.retrieved else len(chunk) - chunk.tail
+    return [*chunk.confidence[:drafted].cumprod().tolist(), *chunk.confidence[drafted:].tolist()]

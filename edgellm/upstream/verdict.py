@@ -14,9 +14,8 @@ from math import inf
 
 import numpy as np
 
-from edgellm.spec.sampling import distribution, draw
+from edgellm.spec.sampling import ReplyGrammar, distribution, draw
 from edgellm.spec.types import Distribution, Ids, Logprobs, Penalties, Sampling, Verdict
-from edgellm.spec.verification import ReplyGrammar
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Steering, Tier, Top
 
 MOST_BIAS = 100.0

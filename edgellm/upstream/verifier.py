@@ -14,8 +14,8 @@ import numpy as np
 from edgellm.engine import Model, common_prefix
 from edgellm.errors import EdgeError, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
+from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
-from edgellm.spec.verification import ReplyGrammar
 from edgellm.spec.verifier import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.http_client import ServerRefused

@@ -14,8 +14,8 @@ from edgellm.engine import Ids, Rows, SeqRows, common_prefix
 from edgellm.errors import EdgeError
 from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
 from edgellm.spec.types import NO_IDS, Chunk, Floats, Verdict
-from edgellm.verifier.judgement import Answer, Counters, Deliver, Job, MissingPrefix, survives
-from edgellm.verifier.scheduler import Scheduler, Slice
+from edgellm.spec.verification import survives
+from edgellm.verifier.scheduler import Answer, Counters, Deliver, Job, MissingPrefix, Scheduler, Slice
 
 
 class ModelRunner(Protocol):

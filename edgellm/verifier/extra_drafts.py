@@ -9,12 +9,12 @@ from edgellm.engine.speculators.speculator import Speculator
 from edgellm.spec.drafters.speculator import draft
 from edgellm.spec.drafting.policy import EXPLORATION, Arm
 from edgellm.spec.types import Chunk
-from edgellm.verifier.judgement import Job
+from edgellm.spec.verification import NOTHING
+from edgellm.verifier.scheduler import Job
 
 _PASSES = 4  # passes with drafts, and without, before the faster arm is chosen
 _FIRST = 4  # most tokens of a draft before any are right
 _WEIGHT = 0.2  # weight of the last pass in the seconds of a drafted token
-_NOTHING = Chunk()
 
 
 class Bandit:
@@ -58,7 +58,7 @@ class ExtraDrafts:
         """Return a draft of up to all but the last of `job`'s remaining extra tokens; none if drafts do not pay."""
         left, self._drafting = job.request.extra - len(job.tokens), 0.0
         if left < 1 or not self._choice.second():
-            return _NOTHING
+            return NOTHING
         plain = self._choice.arms[0].pace
         floor = self._token_seconds / plain if plain else 0.0
         began = perf_counter()

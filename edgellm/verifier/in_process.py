@@ -16,7 +16,7 @@ from edgellm.engine.kv.sequences import PromptCache
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, settled
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Expected, Ids, Verdict
-from edgellm.verifier.judgement import Judgement, survives
+from edgellm.spec.verification import Judgement, survives
 
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator

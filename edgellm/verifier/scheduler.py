@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from edgellm.errors import EdgeError
 from edgellm.spec.drafting.cost_curve import CostCurve
-from edgellm.verifier.judgement import Job
+from edgellm.spec.types import Verdict
+from edgellm.spec.verification import Judgement
 
 RECENT = 30.0
 """Seconds that a device counts as active after its last request."""
@@ -193,3 +195,69 @@ class Scheduler:
         if not self._answers:  # The first answer takes at least the time already spent.
             return requests * max(self._seconds, _INITIAL_SECONDS)
         return requests * self._seconds / self._answers
+
+
+@dataclass(slots=True, eq=False)
+class Job(Judgement):
+    """A request on its way through queue, slot and batches of the engine, until the answer is delivered."""
+
+    deliver: Deliver = lambda _answer: None
+    arrival: int = 0  # prefill batches computed before the request arrived, or was last served
+    turn: int = 0  # earlier requests of the same device, if devices take turns
+    slot: int = -1  # -1 while it waits for one
+
+    @property
+    def unseen(self) -> int:
+        """Return the number of tokens to compute before the drafted ones; at least 1."""
+        return len(self.ids) - self.request.computed
+
+    @property
+    def drafted(self) -> int:
+        """Return the number of drafted tokens still to be verified."""
+        return len(self.remaining)
+
+    @property
+    def session(self) -> int:
+        return self.request.session
+
+    @property
+    def device(self) -> str:
+        return self.request.tenant.device
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPrefix:
+    """The answer that a session holds only the first `position` tokens: the rest must be sent again."""
+
+    position: int
+
+
+Answer: TypeAlias = Verdict | MissingPrefix | EdgeError
+
+
+Deliver: TypeAlias = Callable[[Answer], None]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counters of an engine, which grow. `shared` batches had several sessions, at most `widest` of them.
+
+    `rows` were computed; `copied` tokens came from another session's cache instead. `preemptions` are running requests
+    that lost their slot to another device's request.
+    """
+
+    batches: int = 0
+    prefills: int = 0
+    shared: int = 0
+    widest: int = 0
+    rows: int = 0
+    copied: int = 0
+    verdicts: int = 0
+    verified: int = 0
+    evictions: int = 0
+    preemptions: int = 0
+
+    def add(self, **amounts: int) -> None:
+        """Add these amounts to the counters of their names."""
+        for name, amount in amounts.items():
+            setattr(self, name, getattr(self, name) + amount)

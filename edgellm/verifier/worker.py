@@ -18,12 +18,11 @@ from edgellm.engine.native import release_threads
 from edgellm.errors import EngineFailed, ProtocolError
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
+from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import Verdict
-from edgellm.spec.verification import GrammarState
 from edgellm.verifier.engine import ExtraDrafter, ModelRunner, VerifierEngine
 from edgellm.verifier.in_process import EXTRA_TOKENS
-from edgellm.verifier.judgement import Answer, Counters, Deliver, MissingPrefix
-from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import Answer, Counters, Deliver, MissingPrefix, Scheduler, SchedulerLimits
 
 _PROMPT = 64  # tokens of a prompt that are read at once, between tokens of other replies: most short prompts
 _IDLE = 0.01  # seconds without a request after which the thread's team of threads ends: other teams would be slower

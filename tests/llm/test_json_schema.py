@@ -16,8 +16,8 @@ from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.protocols import DraftRules, GenerationState, Session
+from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.types import Constraint, Distribution
-from edgellm.spec.verification import ReplyGrammar
 from testkit.thinking_templates import CHANNELS, with_template
 from tests.llm.test_lossless import SCHEMAS
 from tests.spec.real import case, ids

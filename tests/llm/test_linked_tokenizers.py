@@ -26,9 +26,9 @@ from edgellm.spec.drafters.translation import TokenTranslation, TranslatedDrafte
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.protocols import DraftRules, GenerationLimits, GenerationState
+from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Constraint, Penalties, Sampling, Token
-from edgellm.spec.verification import ReplyGrammar
 from testkit.processes.verifier import VerifierProcess
 from testkit.retokenized import ONE_TOKENIZER, PAIRS
 from tests.http.conftest import serving

@@ -71,7 +71,7 @@ class Held:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.asked, self.go = threading.Event(), threading.Event()
-        patch.setattr("edgellm.verifier.judgement.judge", self._judge)
+        patch.setattr("edgellm.spec.verification.judge", self._judge)
 
     def _judge(self, *arguments: Any) -> Any:
         self.asked.set()

@@ -16,8 +16,8 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.services.server.session_grammar import MAX_GRAMMARS, GrammarOwner, SessionGrammar
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.protocols import VerifyRequest
+from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.types import GREEDY, Chunk, Constraint, Sampling, Verdict
-from edgellm.spec.verification import ReplyGrammar
 from tests.services.test_verification_service import Device, verify
 
 START = Constraint('{"type": "object"}', 3)

@@ -245,7 +245,7 @@ def test_an_engine_that_fails_costs_one_round(
         raise EngineFailed("It is broken.", "Mend it.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgellm.verifier.judgement.judge", broken)
+        patch.setattr("edgellm.spec.verification.judge", broken)
         with pytest.raises(VerifierLost, match="It is broken"):
             session.submit(prompt, Chunk()).result()
     session.submit(prompt, Chunk()).result()

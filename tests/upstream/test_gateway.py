@@ -29,7 +29,7 @@ from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
-from edgellm.verifier.judgement import Answer, MissingPrefix
+from edgellm.verifier.scheduler import Answer, MissingPrefix
 from testkit import retokenized
 from testkit.retokenized import PAIRS
 from testkit.upstream.engine import Engine

@@ -20,8 +20,7 @@ from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Penalties, Sampling, Verdict
 from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.extra_drafts import Bandit, ExtraDrafts
-from edgellm.verifier.judgement import Answer, Job
-from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import Answer, Job, Scheduler, SchedulerLimits
 from tests.conftest import Architectures, Heads
 
 EXTRA = 7

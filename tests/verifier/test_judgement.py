@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Sampling, Verdict
-from edgellm.verifier.judgement import Job, Judgement
+from edgellm.spec.verification import Judgement
+from edgellm.verifier.scheduler import Job
 
 VOCABULARY, END = 8, 7
 PROMPT = np.array([1, 2], np.int32)

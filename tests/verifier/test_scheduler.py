@@ -18,8 +18,7 @@ from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from edgellm.verifier import scheduler
 from edgellm.verifier.engine import SlotTable
-from edgellm.verifier.judgement import Answer, Job
-from edgellm.verifier.scheduler import DELAY, SOLO_DELAY, DeviceTurns, SchedulerLimits, Slice, next_batch
+from edgellm.verifier.scheduler import DELAY, SOLO_DELAY, Answer, DeviceTurns, Job, SchedulerLimits, Slice, next_batch
 from edgellm.verifier.worker import VerifierWorker
 
 

@@ -16,8 +16,7 @@ from edgellm.errors import EngineFailed
 from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
 from edgellm.verifier.engine import VerifierEngine
-from edgellm.verifier.judgement import Answer, MissingPrefix
-from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import Answer, MissingPrefix, Scheduler, SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 from tests.services.conftest import Alone
 

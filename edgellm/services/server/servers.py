@@ -33,8 +33,7 @@ from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import sampling_of
 from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.verifier.judgement import Counters
-from edgellm.verifier.scheduler import SchedulerLimits
+from edgellm.verifier.scheduler import Counters, SchedulerLimits
 from edgellm.verifier.worker import ColocatedVerifier, VerifierWorker
 
 SESSIONS = 8

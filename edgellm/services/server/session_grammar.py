@@ -16,8 +16,8 @@ import numpy as np
 from edgellm.errors import SAME_VERSION, InvalidOption, ProtocolError
 from edgellm.services.server.listener import in_thread
 from edgellm.spec.protocols import VerifyRequest
+from edgellm.spec.sampling import GrammarState, ReplyGrammar
 from edgellm.spec.types import NO_IDS, Constraint, Verdict
-from edgellm.spec.verification import GrammarState, ReplyGrammar
 
 R = TypeVar("R")
 

@@ -35,9 +35,9 @@ from edgellm.services.server.listener import EventKind, Notify, Service, Stream,
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict, write_wanted
 from edgellm.spec.protocols import Tenant, VerifyRequest
+from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import Sampling
-from edgellm.spec.verification import GrammarState
-from edgellm.verifier.judgement import Answer, MissingPrefix
+from edgellm.verifier.scheduler import Answer, MissingPrefix
 from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
 
 EVENTS_PER_SECOND = 50.0  # refill of a device's bucket

@@ -26,8 +26,7 @@ from edgellm.spec.types import NO_IDS, Ids, Verdict
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.verifier import UpstreamText
-from edgellm.verifier.judgement import Deliver, MissingPrefix
-from edgellm.verifier.scheduler import DeviceTurns
+from edgellm.verifier.scheduler import Deliver, DeviceTurns, MissingPrefix
 from edgellm.verifier.worker import VerifierBackend
 
 _BEATS = 4.0  # heartbeats per second: time counts as progress, as servers report none before they answer
