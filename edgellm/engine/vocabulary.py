@@ -1,4 +1,4 @@
-"""The engine's array types, and the meaning of token ids, with a cheap way for two sides to compare theirs."""
+"""The engine's array types, and the meaning of token ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def common_prefix(a: Ids, b: Ids) -> int:
     return int(differ.argmax()) if differ.any() else n
 
 
-BLOCK = 256
 _UNUSED, _CONTROL, _BYTE = lib.LLAMA_TOKEN_ATTR_UNUSED, lib.LLAMA_TOKEN_ATTR_CONTROL, lib.LLAMA_TOKEN_ATTR_BYTE
 _NORMAL, _DEFINED = lib.LLAMA_TOKEN_ATTR_NORMAL, lib.LLAMA_TOKEN_ATTR_USER_DEFINED
 _WRITTEN = _NORMAL | _BYTE
@@ -55,16 +54,13 @@ class VocabularyMatch:
 class Vocabulary:
     """The bytes and the kind of every token id.
 
-    `fingerprint` is the SHA-256 over all tokens in hexadecimal. `block_hashes` holds 8 bytes per 256 tokens: two sides
-    with different fingerprints exchange these, and then the tokens of the first differing block. `pieces` shows control
-    tokens as text (`<|im_end|>`); a kind is the bit that llama.cpp gives to normal, control, byte tokens and so on.
-    `required` are the ids that a conversation needs: those that end a generation, and the control tokens that the chat
-    template writes.
+    `fingerprint` is the SHA-256 over all tokens in hexadecimal. `pieces` shows control tokens as text (`<|im_end|>`); a
+    kind is the bit that llama.cpp gives to normal, control, byte tokens and so on. `required` are the ids that a
+    conversation needs: those that end a generation, and the control tokens that the chat template writes.
     """
 
     size: int = field(compare=False)
     fingerprint: str
-    block_hashes: tuple[bytes, ...] = field(compare=False)
     pieces: tuple[bytes, ...] = field(compare=False)
     kinds: bytes = field(compare=False)
     required: frozenset[int] = frozenset()
@@ -72,12 +68,10 @@ class Vocabulary:
     @classmethod
     def of(cls, pieces: Sequence[bytes], kinds: bytes, required: frozenset[int] = frozenset()) -> Vocabulary:
         """Return the hashed vocabulary of `pieces` and their `kinds`, one of each per token id."""
-        whole, blocks = hashlib.sha256(), []
-        for start in range(0, len(pieces), BLOCK):
-            block = _packed(pieces[start : start + BLOCK], kinds[start : start + BLOCK])
-            whole.update(block)
-            blocks.append(_digest(block))
-        return cls(len(pieces), whole.hexdigest(), tuple(blocks), tuple(pieces), kinds, required)
+        whole = hashlib.sha256()
+        for piece, kind in zip(pieces, kinds, strict=True):
+            whole.update(struct.pack("<IB", len(piece), kind) + piece)
+        return cls(len(pieces), whole.hexdigest(), tuple(pieces), kinds, required)
 
     def match(self, other: Vocabulary) -> VocabularyMatch:
         """Compare two vocabularies: models of one family often differ in how many unused tokens they have, what those
@@ -120,26 +114,6 @@ class Vocabulary:
         if ours is not None and theirs is not None and ours[0] == theirs[0]:
             return False
         return token in self.required or any(one is not None and _is_written(*one) for one in (ours, theirs))
-
-    def first_different_block(self, hashes: Sequence[bytes]) -> int | None:
-        """Return the first block of 256 tokens whose hash differs from the given hash; None where all are equal."""
-        for i, (mine, theirs) in enumerate(zip(self.block_hashes, hashes, strict=False)):
-            if mine != theirs:
-                return i
-        return None if len(hashes) == len(self.block_hashes) else min(len(hashes), len(self.block_hashes))
-
-
-def block_hash(pieces: Sequence[bytes], kinds: bytes) -> bytes:
-    """Return the hash of a block of up to 256 tokens, as in `Vocabulary.block_hashes`."""
-    return _digest(_packed(pieces, kinds))
-
-
-def _packed(pieces: Sequence[bytes], kinds: bytes) -> bytes:
-    return b"".join(struct.pack("<IB", len(piece), kind) + piece for piece, kind in zip(pieces, kinds, strict=True))
-
-
-def _digest(block: bytes) -> bytes:
-    return hashlib.blake2b(block, digest_size=8).digest()
 
 
 def _is_written(piece: bytes, kind: int) -> bool:

@@ -17,7 +17,7 @@ from edgellm.engine import Model, ModelFile, mtp_obstacle
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import trained_positions
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.errors import EdgeError, MemoryShort, Stopped, TrustUnusable, VocabularyMismatch
+from edgellm.errors import EdgeError, MemoryShort, Stopped, TrustUnusable
 from edgellm.http.model_host import Opener, ServedModel
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import AUTO, LLM, Named
@@ -208,15 +208,15 @@ class PairedOpener:
         if self._draft is not None and self._draft.exists():
             return self._draft
         from edgellm.rpc.trust.trust import Trust
-        from edgellm.services.client.verifier_client import RemoteVerifier
+        from edgellm.services.client.verifier_selection import TokenizerFit, fit_of
 
         offer, trust, self._draft = self._model.offer, Trust.load(), None
         most = MOST_OF_VERIFIER * offer.size if offer.size and not offer.behind else float("inf")
         for path in [one.path for one in sorted(list_models(), key=lambda one: one.size) if one.size <= most]:
-            with suppress(EdgeError, VocabularyMismatch), Model.load(path, TEXT_ONLY) as model:
-                RemoteVerifier(self._model.address, model.vocabulary, trust=trust, device=self._model.peer.id).close()
-                self._draft = path
-                break
+            with suppress(EdgeError), Model.load(path, TEXT_ONLY) as model:
+                if fit_of(model.vocabulary, trust, self._model.address, self._model.peer.id) is TokenizerFit.SAME:
+                    self._draft = path
+                    break
         return self._draft
 
 

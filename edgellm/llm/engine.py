@@ -207,7 +207,7 @@ class PairEngine:
             text = small or self._load_tokenizer(found.taken, progress)
             if verifier is not None:
                 far = checks = remote_verifier(str(verifier), config, text, self.closing, progress)
-                fits = fit_remote(small, text, far, config.draft, verifier)
+                fits = fit_remote(small, far, config.draft, verifier)
                 text = far.text or text
         if fits.left_out == "draft":
             small = None

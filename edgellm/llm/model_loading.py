@@ -18,7 +18,7 @@ from edgellm.engine.kv.sequences import PromptCache
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, as_many_as_fit, check_context, free_memory, place_model
 from edgellm.engine.model import LoadSpec, is_eagle3, probe_of
 from edgellm.engine.trial.probe import TrialChild, start_trial
-from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelUnsupported, VocabularyMismatch
+from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported, VocabularyMismatch
 from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.sampling import ModelSampling, sampling_elsewhere
@@ -26,8 +26,6 @@ from edgellm.storage.model_files import DEFAULT, Named
 from edgellm.verifier.in_process import EXTRA_TOKENS, LocalVerifier
 
 if TYPE_CHECKING:
-    from edgellm.rpc.address import ModelAddress
-    from edgellm.rpc.trust.identity import DeviceID
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.services.client.verifier_selection import Chosen
@@ -294,7 +292,6 @@ class OpenedVerifier:
     reason: str = ""
     sampling: ModelSampling | None = None
     extra: int = 0
-    shared_tokens: int = 0
     finding: str = ""
     notices: tuple[str, ...] = ()
     text: Model | None = None
@@ -325,7 +322,7 @@ def remote_verifier(
         text = server.text or text
         return OpenedVerifier(
             server.verifier, lambda: server.identity, str(server.url), server.verifier.up, "",
-            sampling_behind(server.verifier, text), EXTRA_TOKENS, text.n_vocab, server.finding, server.notices,
+            sampling_behind(server.verifier, text), EXTRA_TOKENS, server.finding, server.notices,
             server.text,
         )  # fmt: skip
     # gRPC is slow to import, too.
@@ -346,27 +343,17 @@ def remote_verifier(
     finding = f"{address} is a gateway to {info.model}, by {info.behind}" if info.behind else ""
     return OpenedVerifier(
         verifier, lambda: verifier.info.model_hash, str(address), verifier.up, reason, info.sampling, EXTRA_TOKENS,
-        info.shared_tokens, finding, text=its_own,
+        finding, text=its_own,
     )  # fmt: skip
 
 
 def _best_peer(config: EngineConfig, text: Model) -> tuple[Chosen, Trust]:
     """Return the best of the paired devices' verifiers for drafts in the vocabulary of `text`."""
     from edgellm.rpc.trust.trust import Trust
-    from edgellm.services.client.verifier_client import RemoteVerifier
-    from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier
+    from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, fit_of
 
     trust = Trust.load()
-
-    def fits(address: ModelAddress, device: DeviceID) -> TokenizerFit:
-        try:
-            RemoteVerifier(address, text.vocabulary, trust=trust, device=device).close()
-        except VocabularyMismatch as mismatch:
-            return TokenizerFit.TRANSLATED if mismatch.tokenizer else TokenizerFit.NONE
-        except EdgeError:
-            return TokenizerFit.NONE
-        return TokenizerFit.SAME
-
+    fits = partial(fit_of, text.vocabulary, trust)
     wakes = None  # Without a draft model the verifier is needed at once, and the default one is left out if unlike it.
     if named(config.draft) is not None:
         wakes = TokenizerFit.SAME if config.draft == DEFAULT else TokenizerFit.TRANSLATED
@@ -405,14 +392,9 @@ def _connected(
     return verifier, its_own
 
 
-def fit_remote(
-    draft: Model | None, text: Model, remote: OpenedVerifier, draft_name: Named | None, verifier_name: Named
-) -> PairFit:
-    """Compare the vocabularies of a draft model, if any, and a verifier across a link, whose tokenizer was named as
-    `text`."""
-    if remote.text is None:
-        return PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
-    return PairFit() if draft is None else fit(draft, remote.text, draft_name, verifier_name)
+def fit_remote(draft: Model | None, remote: OpenedVerifier, draft_name: Named | None, verifier_name: Named) -> PairFit:
+    """Compare the vocabularies of a draft model, if any, and a verifier across a link."""
+    return PairFit() if draft is None or remote.text is None else fit(draft, remote.text, draft_name, verifier_name)
 
 
 def sampling_behind(verifier: Verifier, text: Model) -> ModelSampling:

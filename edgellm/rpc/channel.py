@@ -63,7 +63,7 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-PROTOCOL = 3
+PROTOCOL = 4
 DEFAULT_PORT = 50151
 MAX_MESSAGE = 16 * 2**20  # bytes, either way
 MAX_VERDICT = 2**20  # bytes of a verifier's message in a session: a verdict with all log-probabilities has 0.8 MB
@@ -76,7 +76,7 @@ MAX_BUSY_MS = 60_000  # a device asks again after this time at the latest
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Verification"]
 SERVICE = CONTRACT.full_name
-HELLO, COMPARE_VOCABULARY = f"/{SERVICE}/Hello", f"/{SERVICE}/CompareVocabulary"
+HELLO = f"/{SERVICE}/Hello"
 TOKENIZER, SESSION = f"/{SERVICE}/Tokenizer", f"/{SERVICE}/Session"
 
 _SESSION_LIMIT = {"name": [{"service": SERVICE, "method": "Session"}], "maxResponseMessageBytes": MAX_VERDICT}

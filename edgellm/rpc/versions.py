@@ -32,7 +32,6 @@ def check_version(theirs: int, ours: int, name: str) -> None:
 M = TypeVar("M", bound=Message)
 
 MAX_GREETING = 2**16  # bytes of a greeting: a parsed message may take more than sixteen times the memory of its bytes
-MAX_VOCABULARY = 2**20  # bytes of hashes, or of a block of tokens
 MAX_TOKENIZER_PART = 2**18  # bytes of a part of a tokenizer
 
 

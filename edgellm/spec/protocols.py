@@ -395,8 +395,7 @@ class Verifier(ABC):
 
     @abstractmethod
     def open(self, state: GenerationState) -> Session:
-        """Return a session for the reply. Raise VerifierUnreachable without an answer, and VocabularyMismatch, which
-        names the first differing token."""
+        """Return a session for the reply. Raise VerifierUnreachable without an answer, and VocabularyMismatch."""
 
     def close(self) -> None:
         """Free memory."""

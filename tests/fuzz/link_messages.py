@@ -13,7 +13,7 @@ import numpy as np
 from edgellm.engine import Vocabulary
 from edgellm.errors import ProtocolError
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HELLO, PROTOCOL
+from edgellm.rpc.channel import PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import trust_pb2 as trust_pb
 from edgellm.rpc.trust.handshake import LABEL, read_welcome
@@ -84,23 +84,19 @@ def _verdict(logprobs: int | None) -> Callable[[bytes], None]:
 
 @dataclass
 class _Greeting:
-    """A verifier whose HelloReply, or whose block of another vocabulary, is `data`."""
+    """A verifier whose HelloReply is `data`."""
 
     data: bytes
-    other: bool
 
-    def unary_unary(self, method: str, _write: Any, _read: Any) -> Any:
-        message = pb.HelloReply(protocol=PROTOCOL, vocabulary=b"other", vocabulary_size=9, context_length=1,
-                                sampling=write_wanted(WANTED))  # fmt: skip
-
+    def unary_unary(self, _method: str, _write: Any, _read: Any) -> Any:
         async def answer(_request: Any, timeout: float) -> bytes:
-            return message.SerializeToString() if self.other and method == HELLO else self.data
+            return self.data
 
         return answer
 
 
-def _greeted(*, other: bool) -> Callable[[bytes], object]:
-    return lambda data: asyncio.run(greet(cast(Any, _Greeting(data, other)), VOCABULARY, 1.0, "there"))
+def _greeted(data: bytes) -> object:
+    return asyncio.run(greet(cast(Any, _Greeting(data)), VOCABULARY, 1.0, "there"))
 
 
 def _paired(folder: Path) -> tuple[Trust, Identity]:
@@ -128,7 +124,6 @@ def readers(folder: Path) -> list[Reader]:
     hello = pb.HelloReply(protocol=PROTOCOL, vocabulary=bytes.fromhex(VOCABULARY.fingerprint), vocabulary_size=WORDS,
                           model="big", context_length=512, model_hash=bytes(32),
                           sampling=write_wanted(WANTED))  # fmt: skip
-    block = pb.VocabularyBlock(first_token=256, tokens=[b"%d" % i for i in range(44)], kinds=bytes(44))
     own, other = _paired(folder)
     nonce, host = bytes(32), Address("10.0.0.2", 1)
     offer = trust_pb.Offer(role="verifier", model="big", size=5, vocabulary=bytes(32))
@@ -156,8 +151,7 @@ def readers(folder: Path) -> list[Reader]:
         Reader("session", [*openings, *asks], _session),
         Reader("verdict", frames, _verdict(None)),
         Reader("probabilities", [telling], _verdict(2)),
-        Reader("hello", [hello], _greeted(other=False)),
-        Reader("vocabulary", [block], _greeted(other=True)),
+        Reader("hello", [hello], _greeted),
         Reader("welcome", [welcome], lambda data: read_welcome(data, nonce, own, None, host, 0.1)),
         Reader("pairing", [trust_pb.PairFrame(hello=greeting)], window),
         Reader("introduction", [words], introduced),

@@ -9,12 +9,12 @@ import pytest
 from tests.fuzz import files, link_messages, mesh_messages
 from tests.fuzz.reading import Reader, fire
 
-NAMES = ("session", "verdict", "probabilities", "hello", "vocabulary", "welcome", "pairing", "introduction",
+NAMES = ("session", "verdict", "probabilities", "hello", "welcome", "pairing", "introduction",
          "certificate", "spake", "mesh orders", "mesh reports", "layers", "figures", "measuring", "lines",
          "addresses", "codes", "short devices", "model names", "models", "announcements",
          "paired devices")  # fmt: skip
 SLOW = ("spake",)
-NEVER_TAKEN = ("vocabulary", "certificate", "spake")
+NEVER_TAKEN = ("certificate", "spake")
 INPUTS, MORE = 120, 20_000  # of each reader, and of each at night
 
 

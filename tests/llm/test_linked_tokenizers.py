@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Constraint, Penalties, Sampling, Token
 from testkit.processes.verifier import VerifierProcess
-from testkit.retokenized import ONE_TOKENIZER, PAIRS
+from testkit.retokenized import ONE_TOKENIZER, PAIRS, padded, write
 from tests.http.conftest import serving
 from tests.llm.conftest import Retokenized
 from tests.rpc.strangers import befriend, device
@@ -151,15 +152,16 @@ def test_a_verifier_that_does_not_send_its_tokenizer_is_refused(retokenized: Ret
 def test_auto_takes_the_same_tokenizer_before_another_one(
     retokenized: Retokenized, f32_pair: tuple[Path, Path], tmp_path: Path, home: Path
 ) -> None:
-    """Though the other model is as large, and only where there is one."""
+    """Though the other model is as large, and only where there is one; unused tokens make no tokenizer another one."""
     draft, verifier = retokenized("other ids")
+    write(draft, longer := tmp_path / "longer.gguf", partial(padded, n=130))
     here, same, other = Trust.load(), device(tmp_path / "same"), device(tmp_path / "other")
     for there, name in ((same, "lounge"), (other, "desk")):
         befriend(there, here)
         here.peers.rename(there.identity.id, name)
     with (
         Model.load(verifier) as large,
-        Model.load(draft) as small,
+        Model.load(longer) as small,
         VerifierServer(large, ANYWHERE, context=512, sessions=1, threads=1, trust=other) as desk,
         VerifierServer(small, ANYWHERE, context=512, sessions=1, threads=1, trust=same) as lounge,
     ):
@@ -170,6 +172,7 @@ def test_auto_takes_the_same_tokenizer_before_another_one(
             assert "Not taken: desk" in pair.verifier_reason
             assert "with another tokenizer" in pair.verifier_reason
             assert pair.notices == ()
+            assert len(ids(pair.reply(case(2), max_tokens=12, budget=0.5))) == 12
         with LLM.open(draft, AUTO, peers=["desk"], threads=1) as pair, LLM.open("none", verifier, threads=1) as alone:
             assert "with another tokenizer" in pair.verifier_reason
             assert "translated" in pair.notices[0]

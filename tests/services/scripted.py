@@ -14,7 +14,6 @@ from edgellm.engine import Vocabulary
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import PROTOCOL, SERVICE
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.services.handshake import first_different_block
 from edgellm.services.verification_codec import write_wanted
 from edgellm.spec.sampling import ModelSampling
 
@@ -42,9 +41,6 @@ def scripted(
         }
         return pb.HelloReply(**(fields | dict(hello or {})))
 
-    def compare(request: pb.VocabularyHashes, _context: grpc.ServicerContext) -> pb.VocabularyBlock:
-        return first_different_block(vocabulary, request)
-
     def session(frames: Iterator[pb.DeviceFrame], context: grpc.ServicerContext) -> Iterator[bytes]:
         first = next(frames)
         assert first.WhichOneof("frame") == "open"
@@ -61,9 +57,6 @@ def scripted(
     calls = {
         "Hello": grpc.unary_unary_rpc_method_handler(
             greet, pb.HelloRequest.FromString, pb.HelloReply.SerializeToString
-        ),
-        "CompareVocabulary": grpc.unary_unary_rpc_method_handler(
-            compare, pb.VocabularyHashes.FromString, pb.VocabularyBlock.SerializeToString
         ),
         "Session": grpc.stream_stream_rpc_method_handler(session, pb.DeviceFrame.FromString, bytes),
     }

@@ -7,16 +7,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import numpy as np
 import pytest
 
 from edgellm.engine import Model, Vocabulary
-from edgellm.errors import PairingRequired, ProtocolError, VerifierLost, VerifierUnreachable, VocabularyMismatch
+from edgellm.errors import PairingRequired, ProtocolError, VerifierUnreachable, VocabularyMismatch
 from edgellm.rpc.channel import PROTOCOL
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.protocols import GenerationState
-from edgellm.spec.types import Chunk
 from testkit.network.relay import Network, Relay
 from tests.services.scripted import scripted
 
@@ -105,48 +102,10 @@ def different(vocabulary: Vocabulary, how: str) -> Vocabulary:
     return Vocabulary.of(pieces, bytes(kinds))
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("bytes", "token 300 is .* for the draft model and '.xff.x00 other' for the verifier"),
-        ("shorter", "token 300 is .* for the draft model and missing for the verifier"),
-        ("longer", r"token \d+ is missing for the draft model and 'more' for the verifier"),
-    ],
-)
-def test_the_first_differing_token_is_named_on_both_sides(vocabulary: Vocabulary, how: str, said: str) -> None:
+@pytest.mark.parametrize("how", ["bytes", "shorter", "longer"])
+def test_another_vocabulary_is_refused(vocabulary: Vocabulary, how: str) -> None:
     with (
-        scripted(different(vocabulary, how), lambda _rounds, _context: ()) as address,
-        pytest.raises(VocabularyMismatch, match=said),
+        scripted(there := different(vocabulary, how), lambda _rounds, _context: ()) as address,
+        pytest.raises(VocabularyMismatch, match=f"of {vocabulary.size} and {there.size} tokens"),
     ):
         RemoteVerifier(address, vocabulary)
-
-
-@pytest.mark.parametrize("n", [0, 1, 255, 256, 1000])
-@pytest.mark.parametrize("longer", [False, True])
-def test_vocabularies_that_differ_in_unused_tokens_are_one(vocabulary: Vocabulary, n: int, longer: bool) -> None:
-    pieces, kinds = list(vocabulary.pieces), list(vocabulary.kinds)
-    there = Vocabulary.of([*pieces, *(b"[PAD%d]" % i for i in range(n))], bytes([*kinds, *[2] * n]))
-    here = Vocabulary.of([*pieces, b"[PAD0]"], bytes([*kinds, 16]), vocabulary.required)
-    if longer:
-        here, there = there, here
-    opened: list[bytes] = []
-    with scripted(there, lambda _rounds, _context: (), opened=opened) as address:
-        verifier = RemoteVerifier(address, here)
-        try:
-            assert verifier.info.shared_tokens == min(here.size, there.size)
-            session = verifier.open(GenerationState())
-            with pytest.raises(VerifierLost):
-                session.submit(np.arange(4, dtype=np.int32), Chunk()).result()
-        finally:
-            verifier.close()
-    assert set(opened) == {bytes.fromhex(there.fingerprint)}  # the verifier's own: it knows no other
-
-
-def test_a_required_token_that_the_verifier_lacks_is_named(vocabulary: Vocabulary) -> None:
-    n = vocabulary.size
-    ours = Vocabulary.of([*vocabulary.pieces, b"<|end|>"], bytes([*vocabulary.kinds, 8]), frozenset([n]))
-    with (
-        scripted(vocabulary, lambda _rounds, _context: ()) as address,
-        pytest.raises(VocabularyMismatch, match=f"token {n} is .*<.end.>' .* missing for the verifier"),
-    ):
-        RemoteVerifier(address, ours)

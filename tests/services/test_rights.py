@@ -15,7 +15,7 @@ from edgellm.engine import Model
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION, TOKENIZER, run_in_network_loop
+from edgellm.rpc.channel import HELLO, SESSION, TOKENIZER, run_in_network_loop
 from edgellm.rpc.layers import method
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Right, Trust
@@ -33,7 +33,7 @@ WORKER = (
     (method("Line"), UNARY, Right.COMPUTE),
 )  # fmt: skip
 VERIFIER = (
-    (HELLO, UNARY, Right.VERIFY), (COMPARE_VOCABULARY, UNARY, Right.VERIFY), (TOKENIZER, "unary_stream", Right.VERIFY),
+    (HELLO, UNARY, Right.VERIFY), (TOKENIZER, "unary_stream", Right.VERIFY),
     (SESSION, STREAM, Right.VERIFY),
 )  # fmt: skip
 SUBSETS = [frozenset(some) for size in range(4) for some in combinations(Right, size)]

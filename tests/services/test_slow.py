@@ -16,7 +16,7 @@ import pytest
 from edgellm.engine import Model
 from edgellm.rpc import channel
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import COMPARE_VOCABULARY, MAX_MESSAGE, SESSION
+from edgellm.rpc.channel import HELLO, MAX_MESSAGE, SESSION
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.protocols import GenerationState
@@ -121,7 +121,7 @@ def test_a_length_beyond_the_limit_is_refused_before_the_message_comes(server: V
     assert memory() - before < LIMIT
 
 
-@pytest.mark.parametrize("method", [SESSION, COMPARE_VOCABULARY])
+@pytest.mark.parametrize("method", [SESSION, HELLO])
 def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(server: VerifierServer, method: str) -> None:
     """Forty-eight megabytes of zeros in fifty kilobytes, which is what a stream may send unasked."""
     bomb = gzip.compress(bytes(48 * 2**20))

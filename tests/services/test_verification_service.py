@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, MAX_MESSAGE, PROTOCOL, SESSION
+from edgellm.rpc.channel import HELLO, MAX_MESSAGE, PROTOCOL, SESSION
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
@@ -78,23 +78,9 @@ def changed(opening: pb.DeviceFrame, **fields: object) -> pb.DeviceFrame:
     return frame
 
 
-def test_compare_vocabulary_survives_strange_hashes(channel: grpc.Channel) -> None:
-    compare = channel.unary_unary(
-        COMPARE_VOCABULARY, pb.VocabularyHashes.SerializeToString, pb.VocabularyBlock.FromString
-    )
-    assert compare(pb.VocabularyHashes()).first_token == 0
-    assert compare(pb.VocabularyHashes(blocks=[b""] * 1000)).first_token == 0
-
-
 def test_a_greeting_that_is_none_is_answered_in_words(channel: grpc.Channel) -> None:
     greet = channel.unary_unary(HELLO, bytes, pb.HelloReply.FromString)
     assert greet(b"\xff\xff").protocol == PROTOCOL  # what the device says of itself is not even read
-    compare = channel.unary_unary(COMPARE_VOCABULARY, bytes, pb.VocabularyBlock.FromString)
-    for data, why in ((b"\xff\xff", "cannot be parsed"), (b"\x0a\x00" * 2**19 + b"\x0a\x00", "allowed")):
-        with pytest.raises(grpc.RpcError) as caught:
-            compare(data)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert why in (caught.value.details() or "")
 
 
 def test_a_round_and_its_verdict(device: Device, opening: pb.DeviceFrame, prompt: Ids, alone: Alone) -> None:

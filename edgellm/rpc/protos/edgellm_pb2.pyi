@@ -52,24 +52,6 @@ class HelloReply(_message.Message):
     sampling: Sampling
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., chat_template: _Optional[str] = ..., penalties: _Optional[bool] = ..., grammars: _Optional[bool] = ..., behind: _Optional[str] = ..., likely_tokens: _Optional[int] = ..., draws_itself: _Optional[bool] = ..., tokenizer: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
 
-class VocabularyHashes(_message.Message):
-    __slots__ = ("blocks", "model")
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    blocks: _containers.RepeatedScalarFieldContainer[bytes]
-    model: str
-    def __init__(self, blocks: _Optional[_Iterable[bytes]] = ..., model: _Optional[str] = ...) -> None: ...
-
-class VocabularyBlock(_message.Message):
-    __slots__ = ("first_token", "tokens", "kinds")
-    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    KINDS_FIELD_NUMBER: _ClassVar[int]
-    first_token: int
-    tokens: _containers.RepeatedScalarFieldContainer[bytes]
-    kinds: bytes
-    def __init__(self, first_token: _Optional[int] = ..., tokens: _Optional[_Iterable[bytes]] = ..., kinds: _Optional[bytes] = ...) -> None: ...
-
 class TokenizerRequest(_message.Message):
     __slots__ = ("model",)
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -181,7 +181,7 @@ class RemoteVerifier(Verifier):
             await channel.close(None)
             raise
         if self._device is not None:
-            kept = KeptGreeting(self._vocabulary.fingerprint, self.model, info.greeting.hex())
+            kept = KeptGreeting(self.model, info.greeting.hex())
             await asyncio.to_thread(kept.keep, self._device)
         self._channel, self._woken = channel, False
         _log.info("connected to the verifier at %s: %s", self._address, info.model)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import inf
 
-from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable
+from edgellm.engine import Vocabulary
+from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable, VocabularyMismatch
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.discovery.interfaces import chosen_hosts, shared_networks
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
@@ -135,8 +137,13 @@ def _sleeper(peer: Peer, vocabulary: str, wanted: str, least: TokenizerFit) -> C
     if kept is None or not (peer.wakes and peer.addresses and shared_networks(peer.cards)):
         return None
     reply, address = kept.reply, ModelAddress(peer.addresses[0], kept.asked)
-    same = vocabulary in (kept.vocabulary, reply.vocabulary.hex())
-    fit = TokenizerFit.SAME if same else TokenizerFit.TRANSLATED if reply.tokenizer else TokenizerFit.NONE
+    fit = (
+        TokenizerFit.SAME
+        if vocabulary == reply.vocabulary.hex()
+        else TokenizerFit.TRANSLATED
+        if reply.tokenizer
+        else TokenizerFit.NONE
+    )
     if fit < least or wanted not in ("", kept.asked, reply.model):
         return None
     reason = f"{peer.name} ({peer.id.short}) does not answer, and is woken up to verify: {reply.model}."
@@ -181,6 +188,24 @@ def _address(name: str) -> Address | None:
         return Address.parse(name)
     except InvalidOption:
         return None
+
+
+def fit_of(ours: Vocabulary, trust: Trust, address: ModelAddress, device: DeviceID) -> TokenizerFit:
+    """Return how the tokenizer of a paired device's verifier fits this vocabulary; it is fetched where it differs."""
+    from edgellm.services.client.verifier_client import RemoteVerifier
+    from edgellm.services.client.verifier_tokenizer import open_tokenizer
+
+    with suppress(EdgeError):
+        try:
+            RemoteVerifier(address, ours, trust=trust, device=device).close()
+        except VocabularyMismatch as mismatch:
+            if mismatch.tokenizer:
+                with open_tokenizer(address, mismatch.tokenizer, trust=trust, device=device) as theirs:
+                    alike = ours.match(theirs.vocabulary).different is None
+                return TokenizerFit.SAME if alike else TokenizerFit.TRANSLATED
+        else:
+            return TokenizerFit.SAME
+    return TokenizerFit.NONE
 
 
 def trust_for(address: Address) -> Trust | None:

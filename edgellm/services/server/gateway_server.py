@@ -100,7 +100,7 @@ def _info(model: ServerPool) -> VerifierInfo:
     vocabulary, able = model.text.vocabulary, model.capabilities
     sampling = sampling_elsewhere(able.name, model.text.file).told_by(able.choice)
     return VerifierInfo(
-        able, vocabulary.fingerprint, vocabulary.size, sampling, model.identity, model.text.chat_template_source,
+        able, vocabulary.fingerprint, sampling, model.identity, model.text.chat_template_source,
         model.behind,
     )  # fmt: skip
 

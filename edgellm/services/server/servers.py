@@ -133,7 +133,7 @@ class VerifierServer(SessionServer):
         name, vocabulary = name_of(model.path), model.vocabulary
         capabilities = Capabilities(name, self.context_length, logprobs=True, penalties=True, grammars=True)
         info = VerifierInfo(
-            capabilities, vocabulary.fingerprint, vocabulary.size, sampling_of(model.file), model_hash,
+            capabilities, vocabulary.fingerprint, sampling_of(model.file), model_hash,
             model.chat_template_source,
         )  # fmt: skip
         self.serve(

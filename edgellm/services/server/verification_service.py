@@ -29,8 +29,8 @@ from edgellm.rpc.channel import CONTRACT, HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOC
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
-from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
-from edgellm.services.handshake import PREPARING, VerifierInfo, first_different_block
+from edgellm.rpc.versions import MAX_GREETING, check_version, parse_message
+from edgellm.services.handshake import PREPARING, VerifierInfo
 from edgellm.services.server.listener import EventKind, Notify, Service, Stream, next_message, write_in_time
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict, write_wanted
@@ -203,11 +203,6 @@ class VerificationService(Service):
         if not self.models and self._preparing:
             raise NotReady(self._preparing, "Ask again.")
         return find_model(self.models, wanted).described()
-
-    async def compare_vocabulary(self, request: bytes, _context: Stream) -> pb.VocabularyBlock:
-        """Reply with this side's tokens of the first block that differs."""
-        hashes = parse_message(pb.VocabularyHashes, request, MAX_VOCABULARY)
-        return first_different_block(find_model(self.models, hashes.model).vocabulary, hashes)
 
     async def tokenizer(self, request: bytes, stream: Stream) -> None:
         wanted = parse_message(pb.TokenizerRequest, request, MAX_GREETING).model
