@@ -31,11 +31,11 @@ def main() -> None:
     arguments = parser.parse_args()
     pair = PAIRS[arguments.pair]
     with LLM.open(pair.file("draft"), pair.file("verifier")) as llm:
-        profile = llm.profile(prompts(pair, arguments.cases), early_exit=True)
+        profile = llm.profile(prompts(pair, arguments.cases))
         profile.save(pair.profile)
     sys.stdout.write(
         f"{pair.profile.name}: {profile.terms.chunks} chunks of {profile.terms.prompts} prompts, attention of layer"
-        f" {profile.terms.layers[0]}, {profile.best_exit()[1]}\n"
+        f" {profile.terms.layers[0]}\n"
     )
 
 

@@ -125,7 +125,7 @@ class Pair:
             "copies": self.copies,
             "budget": partial(self.budgeted, "auto"),
             "importance gate": partial(self.budgeted, "synera"),
-            "early exit": partial(self.written, self.pair_llm, retrieval="off", early_exit="on"),
+            "early exit": partial(self.written, self.pair_llm, retrieval="off", early_exit=True),
             "cut into layers": self.mesh,
             "served": self.served,
         }

@@ -78,8 +78,8 @@ def measure(
     thresholds: Sequence[float] = (0.3, 0.5, 0.7, 0.9, 1.0),
 ) -> Figures:
     """Return a row for each threshold."""
-    full = Setting({"early_exit": "off"})
-    settings = {threshold: Setting({"early_exit": "on", "exit_threshold": threshold}) for threshold in thresholds}
+    full = Setting({"early_exit": False})
+    settings = {threshold: Setting({"early_exit": True, "exit_threshold": threshold}) for threshold in thresholds}
     drawn = questions(cases, pair=pair)
     with LLM.open(pair_files(pair).draft, "none", threads=1) as alone:
         for setting in track((full, *settings.values()), "thresholds"):  # as only drafters of one kind are kept open

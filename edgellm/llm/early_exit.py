@@ -1,13 +1,11 @@
-"""Early exits from a draft model: the two parts that it is cut into, and where an exit pays."""
+"""Early exits from a draft model: the two parts that it is cut into, and a drafter with them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from statistics import median
-from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -17,21 +15,11 @@ from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.spec.drafters.model import ModelDrafter, Step
-from edgellm.spec.gates.profile import ExitPoint
-from edgellm.spec.protocols import Drafter, GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.state import private_folder
-from edgellm.storage.saved_prompts import removed
 from edgellm.system import cache_dir
 
-if TYPE_CHECKING:
-    from edgellm.llm.engine import Drafters
-
 THRESHOLD = 0.7  # paper's margin
-MOST_READ = 4_096
-"""Most tokens of a prompt that an exit is measured on: its contexts come beside the pair's own."""
-_PROMPTS = 12  # prompts that an exit is measured on, at most
-_MAX_SECONDS, _MIN_AGREEMENT = 0.9, 0.98
-"""Shares of full depth's time, and of tokens on which full depth agrees, between which an exit pays."""
 
 
 def exit_layers(header: GgufHeader) -> tuple[int, ...]:
@@ -82,19 +70,11 @@ class EarlyExits:
             layers=tuple(each for each in layers if each < lower_part.n_layer), shared=shared,
         )  # fmt: skip
 
-    def keep(self, layer: int | None) -> None:
-        """Close the parts for other exits than after `layer`, which no drafter uses, and remove their files."""
-        self.close(but=layer)
-        kept = () if layer is None else self._files(layer)
-        for path in _folder().glob(f"{self._fingerprint}-*.gguf"):
-            if path not in kept:
-                removed(path)
-
-    def close(self, but: int | None = None) -> None:
-        """Close all parts, except those for an exit after layer `but`."""
-        for layer in self._parts.keys() - {but}:
-            for part in self._parts.pop(layer):
-                part.close()
+    def close(self) -> None:
+        """Close all parts."""
+        for part in chain.from_iterable(self._parts.values()):
+            part.close()
+        self._parts.clear()
 
     def _ranges(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
         return (0, layer), (layer + 1, check_cuttable(self._model.header) - 1)
@@ -122,76 +102,6 @@ class EarlyExits:
 def _folder() -> Path:
     """Return the folder of all models' parts; it need not exist."""
     return cache_dir() / "shards"
-
-
-def best_exit(points: Sequence[ExitPoint]) -> tuple[int | None, str]:
-    """Return the layer after which one of the measured exits pays most, None if all are too slow, and why."""
-    paying = [
-        point for point in points
-        if point.seconds < _MAX_SECONDS * point.full_seconds and point.agreement >= _MIN_AGREEMENT
-    ]  # fmt: skip
-    best = min(paying or points, key=lambda point: point.seconds / point.full_seconds)
-    found = (
-        f"an exit after layer {best.layer} takes {best.seconds / best.full_seconds:.0%} of the time a token;"
-        f" {best.left:.0%} of tokens exit, and {best.agreement:.1%} of those agree with full depth"
-    )
-    return (best.layer, found) if paying else (None, f"it does not pay: {found}")
-
-
-def exit_points(
-    model: Model, drafters: Drafters, prompts: Sequence[Ids], *, gamma: int, most: int, threads: int | None
-) -> tuple[ExitPoint, ...]:
-    """Measure an exit after each layer of `exit_layers` on replies of the draft model, of at most `most` tokens; return
-    () where the model cannot be cut, or all prompts are longer than 4,096 tokens. The parts for the best exit stay."""
-    prompts = [prompt for prompt in prompts if len(prompt) <= MOST_READ][:_PROMPTS]
-    try:
-        layers = exit_layers(model.header) if prompts else ()
-    except (ModelUnsupported, ModelCorrupt):
-        return ()
-    with drafters.taken() as whole:
-        texts = [(prompt, _written(whole, model, prompt, gamma, most)) for prompt in prompts]
-        full = median(_along(whole, prompt, reply, gamma)[0] for prompt, reply in texts)
-    n_ctx = max((len(prompt) + len(reply) for prompt, reply in texts), default=0) + gamma
-    spec = ContextSpec(n_ctx, threads=threads)
-    exits, found = drafters.exits, list[ExitPoint]()
-    for layer in layers:
-        try:
-            with closing(exits.open(layer, spec)) as early:
-                times, left, same = zip(*(_along(early, *text, gamma) for text in texts), strict=True)
-        except (InvalidOption, ModelUnsupported):  # Without room for the parts, the rest of the profile is good.
-            continue
-        tokens, exited = sum(len(reply) for _, reply in texts), sum(left)
-        found.append(ExitPoint(layer, exited / tokens, sum(same) / max(1, exited), median(times), full))
-        exits.keep(best_exit(found)[0])
-    return tuple(found)
-
-
-def _written(drafter: Drafter, model: Model, prompt: Ids, gamma: int, most: int) -> Ids:
-    """Return the draft model's own reply to `prompt`, of at least one token."""
-    ids = prompt
-    while len(ids) - len(prompt) < most and not model.is_eog(int(ids[-1])):
-        ids = np.concatenate(
-            (ids, drafter.propose(GenerationState(ids), min(gamma, most - len(ids) + len(prompt))).ids)
-        )
-    return ids[len(prompt) :]
-
-
-def _along(drafter: Drafter, prompt: Ids, reply: Ids, gamma: int) -> tuple[float, int, int]:
-    """Draft along a reply of full depth. Return the seconds of a token without the decoding of the prompt, how many
-    tokens left early behind the reply's own text, and how many of those are the reply's."""
-    drafter.propose(GenerationState(prompt), 1)
-    seconds, drafted, left, same = 0.0, 0, 0, 0
-    for at in range(0, len(reply), gamma):
-        state = GenerationState(np.concatenate((prompt, reply[:at])))
-        began = perf_counter()
-        chunk = drafter.propose(state, gamma)
-        seconds, drafted = seconds + perf_counter() - began, drafted + len(chunk)
-        for token, wanted, layer in zip(chunk.ids.tolist(), reply[at:].tolist(), chunk.exit_layers or (), strict=False):
-            left += layer is not None
-            same += layer is not None and token == wanted
-            if token != wanted:
-                break
-    return seconds / max(1, drafted), left, same
 
 
 _PREFILL_ROWS = 32  # rows at once: llama.cpp reserves logits for each, even when it stops before the head

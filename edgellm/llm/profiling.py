@@ -33,15 +33,13 @@ class ProfileOptions:
 
     `gamma` drafted tokens a chunk, and replies of at most `max_tokens`. `layers` are those whose attention is
     importance, by default the one that foretells most. `context_lookup`: also find the confidence below which the
-    context's token is the better draft. `early_exit`: also measure where it pays to leave the draft model early, which
-    loads parts of the model twice.
+    context's token is the better draft.
     """
 
     gamma: int = BUDGET_CHUNK
     max_tokens: int = 96
     layers: tuple[int, ...] | None = None
     context_lookup: bool = True
-    early_exit: bool = False
 
 
 def profile_pair(
@@ -75,10 +73,7 @@ def profile_pair(
             below = lookup_threshold([each for run in done.runs for each in run.disagreements])
             recorded = zip(prompts, done.runs, strict=True)
             runs = [profiler.with_lookup(prompt, run, below) for prompt, run in recorded]
-        points, batch = (), ()
-        if options.early_exit:
-            exits, asked = mechanism("early exit"), {"gamma": gamma, "most": most, "threads": threads}
-            points = exits.exit_points(draft, drafters, prompts, **asked)
+        batch = ()
         if has("parallel drafting"):
             batch = mechanism("parallel drafting").batch_seconds(draft, prompts[0], threads)
     except BaseException as error:
@@ -91,7 +86,7 @@ def profile_pair(
             len(done.runs), len(prompts), kept=kept,
         ) from None  # fmt: skip
     fitted = build(runs, terms, prompts=prompts, hesitates=below)
-    profile = replace(fitted, batch_seconds=batch, exits=points)
+    profile = replace(fitted, batch_seconds=batch)
     done.remove()
     progress(len(prompts), len(prompts))
     known.use(profile, save=False)

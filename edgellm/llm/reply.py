@@ -127,11 +127,11 @@ def plan_reply(engine: PairEngine, wanted: WantedReply) -> ReplyPlan:
 def _plan_alone(draft: Model | None, options: ReplyOptions) -> ReplyPlan:
     """Return the plan of a reply by one model: the `draft` model, else the verifier."""
     writer, whole = ("the verifier", 1.0) if draft is None else ("the draft model", 0.0)
-    kind, reason = _early_exit(draft, options, None, DrafterKind())
+    kind, reason = _early_exit(draft, options, DrafterKind())
     notices = []
     if options.budget not in (None, whole):
         notices.append(Notice(f"The budget of {options.budget} has no effect: {writer} writes alone."))
-    if options.early_exit == "on" and draft is None:
+    if options.early_exit and draft is None:
         notices.append(Notice("The early exit has no effect: there is no draft model to leave early."))
     choice = GateChoice(AlwaysGate() if draft is None else NeverGate(), "", options.gamma or CHUNK)
     return ReplyPlan(choice, (f"{writer} writes alone", reason), kind, notices=tuple(notices))
@@ -142,7 +142,7 @@ def _plan_translated(reason: str, options: ReplyOptions) -> ReplyPlan:
     asked = {
         f"the budget of {options.budget}": options.budget not in (None, 1.0),
         f"the gate {options.gate}": options.gate not in ("auto", "always"),
-        "the early exit": options.early_exit == "on",
+        "the early exit": options.early_exit,
     }
     unused = ", ".join(f"{name} has no effect" for name, given in asked.items() if given)
     notice = Notice(f"The models have different tokenizers, so every draft is verified: {unused}.")
@@ -171,7 +171,7 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
         choice = GateChoice(first, reason, options.gamma or BUDGET_CHUNK, layers)
     else:
         choice = choose(options, sampling.seed, profile=profile, controller=controller, linked=engine.linked)
-    kind, early = _early_exit(draft, options, profile, DrafterKind(choice.layers))
+    kind, early = _early_exit(draft, options, DrafterKind(choice.layers))
     branches, parallel = 0, "no parallel inference: the pair is being profiled"
     if first is None:  # Importance is not measured for tokens drafted ahead.
         branches, parallel = _branches(engine, knowledge, options, profile, kind, choice)
@@ -190,20 +190,12 @@ def _verifies_all(options: ReplyOptions) -> bool:
     return options.budget in (None, 1.0) and options.gate in ("auto", "always")
 
 
-def _early_exit(
-    draft: Model | None, options: ReplyOptions, profile: Profile | None, kind: DrafterKind
-) -> tuple[DrafterKind, str]:
-    """Return `kind`, with an early exit if used, and why. Raise InvalidOption if it is asked for, but impossible."""
-    if draft is None:
-        return kind, "no early exit: there is no draft model"
-    if options.early_exit == "off":
-        return kind, "no early exit, as requested"
-    layer, why = (None, "the pair has no profile that shows that it pays") if profile is None else profile.best_exit()
-    if options.early_exit == "on" and layer is None:
-        layer, why = mechanism("early exit").first_exit(draft), "as requested"
-    if layer is None:
-        return kind, f"no early exit: {why}"
-    return replace(kind, exit_layer=layer, threshold=options.exit_threshold), f"early exit: {why}"
+def _early_exit(draft: Model | None, options: ReplyOptions, kind: DrafterKind) -> tuple[DrafterKind, str]:
+    """Return `kind`, with an early exit if asked for, and why. Raise InvalidOption if it is impossible."""
+    if draft is None or not options.early_exit:
+        return kind, ""
+    layer = mechanism("early exit").first_exit(draft)
+    return replace(kind, exit_layer=layer, threshold=options.exit_threshold), "early exit: as requested"
 
 
 def _branches(

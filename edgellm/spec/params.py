@@ -46,7 +46,6 @@ FITTED = "worth"
 AUTO = (FITTED, *(name for name, kind in GATES.items() if kind.rule))
 """The gates that `auto` chooses from: with equal evidence the first one wins."""
 
-SWITCHES = {"auto": "if it pays by the profile", "on": "always", "off": "never"}
 TRUNCATIONS = ("auto", "disabled")
 SOURCES = {
     "context": "the prompt and the reply so far",
@@ -126,9 +125,7 @@ class ReplyOptions:
     """A custom drafter in place of the draft model and of retrieval; it works with the gates `auto` without a budget,
     `always`, `never`, or a custom one."""
     parallel: bool = _drafts(True, "Keep drafting while a served verifier checks.")
-    early_exit: str = _drafts(
-        "off", "Skip the draft model's last layers for tokens it is sure of.", "auto|on|off", choices=SWITCHES
-    )
+    early_exit: bool = _drafts(False, "Skip the draft model's last layers for tokens it is sure of.")
     exit_threshold: float = _drafts(0.7, "How sure: the likeliest token's probability minus the second's.", "P")
     context_lookup: bool = _drafts(
         True,
@@ -161,9 +158,8 @@ class ReplyOptions:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        for name, choices in (("early_exit", SWITCHES), ("truncation", TRUNCATIONS)):
-            if getattr(self, name) not in choices:
-                raise InvalidOption(f"{name} is {getattr(self, name)!r}.", f"Choose one of {', '.join(choices)}.")
+        if self.truncation not in TRUNCATIONS:
+            raise InvalidOption(f"truncation is {self.truncation!r}.", f"Choose one of {', '.join(TRUNCATIONS)}.")
         if isinstance(self.gate, str) and self.gate not in GATES:
             raise InvalidOption(f"There is no gate named {self.gate!r}.", f"Choose one of {', '.join(GATES)}.")
         if len(self.stop) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):

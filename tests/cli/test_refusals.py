@@ -37,7 +37,6 @@ REFUSED = {
     "chat Hello --max-tokens many": (2, "--max-tokens"),
     "chat Hello --temperature -1": (2, "temperature is -1"),
     "chat Hello --gate maybe": (2, "'auto', 'synera', 'confidence'"),
-    "chat Hello --early-exit maybe": (2, "'auto', 'on', 'off'"),
     "chat Hello --profile none.json": (1, "edgellm profile"),
     "chat Hello --context none.txt": (2, "none.txt cannot be read"),
     "chat Hello --frobnicate": (2, "--frobnicate"),

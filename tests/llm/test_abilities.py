@@ -58,10 +58,10 @@ def test_what_is_said_is_what_happens(architectures: Architectures, name: str, v
         assert able["copies"].able
         assert list(pair.reply("Where is the mug?", max_tokens=4, retrieval="context"))
         if able["early exit"].able:
-            assert list(pair.reply("Where is the mug?", max_tokens=4, early_exit="on"))
+            assert list(pair.reply("Where is the mug?", max_tokens=4, early_exit=True))
         else:
             with pytest.raises(InvalidOption, match="There is no early exit") as refused:
-                list(pair.reply("Where is the mug?", max_tokens=4, early_exit="on"))
+                list(pair.reply("Where is the mug?", max_tokens=4, early_exit=True))
             assert able["early exit"].reason in str(refused.value)
 
 

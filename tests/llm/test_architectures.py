@@ -23,7 +23,7 @@ OTHERS = ("gemma3", "gpt-oss", "deepseek2", "mamba2")
 MODES: dict[str, dict[str, Any]] = {
     "everything verified": {},
     "without copies": {"retrieval": "off"},
-    "early exit": {"early_exit": "on"},
+    "early exit": {"early_exit": True},
 }
 
 

@@ -40,7 +40,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "both models": ("pair", {}),
     "drafts": ("pair", {"retrieval": "off", "gate": "always", "gamma": 4}),
     "long drafts": ("pair", {"retrieval": "off", "gate": "always", "gamma": 7}),
-    "early exit": ("profiled", {"early_exit": "on", "retrieval": "off"}),
+    "early exit": ("profiled", {"early_exit": True, "retrieval": "off"}),
     "whole budget": ("profiled", {"budget": 1.0, "gate": "synera"}),
     "link": ("served", {}),
     "link, drafts": ("served", {"retrieval": "off", "gate": "always", "gamma": 4}),

@@ -59,10 +59,10 @@ def test_profile_from_end_to_end(
 ) -> None:
     verifier = address if linked else str(f32_pair[1])
     words = ("--draft", str(f32_pair[0]), "--verifier", verifier)
-    words_of_profile = ("--prompts", str(prompt_file), "--max-tokens", "24", "--early-exit")
+    words_of_profile = ("--prompts", str(prompt_file), "--max-tokens", "24")
     code, out, err = shell("profile", *words, *words_of_profile)
     assert code == 0, err
-    for name in ("c_th", "alpha", "accepted up to token", "drafting a token", "verifying a chunk", "early exit",
+    for name in ("c_th", "alpha", "accepted up to token", "drafting a token", "verifying a chunk",
                  "signal", "worth", "at a budget of 0.2"):  # fmt: skip
         assert name in out
     kept = profile_path(*hashes(f32_pair))  # by what the models are, wherever they are
@@ -72,8 +72,6 @@ def test_profile_from_end_to_end(
     told = [profile.evidence[f"auc importance, layer {layer}"] for layer in range(8)]
     assert profile.terms.layers == (max(range(8), key=told.__getitem__),)
     assert len(profile.batch_seconds) == MAX_BRANCHES
-    assert [point.layer for point in profile.exits] == [5, 6]
-    assert all(0.0 <= point.left <= 1.0 and point.seconds > 0 for point in profile.exits)
     assert profile.evidence["gate random at 0.2"] >= 0.2
     for other in (str(f32_pair[1]), address):
         code, out, err = shell("chat", "Where is my mug?", "--budget", "0.2", "--explain", "--max-tokens", "8",
@@ -91,7 +89,6 @@ def test_profile_as_json(shell: Shell, f32_pair: tuple[Path, Path], prompt_file:
     assert told["path"] == str(output)
     assert told["layers"] == [2]
     assert set(told["best_gates"]) == {"0.1", "0.2", "0.4"}
-    assert {"layer", "reason"} == set(told["early_exit"])
     assert not profile_path(*hashes(f32_pair)).exists()
     code, _, err = shell("chat", "Hello", "--budget", "0.2", "--max-tokens", "4", *words[:4], "--profile", str(output))
     assert code == 0, err
@@ -194,7 +191,7 @@ def test_a_profile_of_another_version_is_refused(home: Path, f32_pair: tuple[Pat
 
     own = place(*hashes(f32_pair))
     own.parent.mkdir(parents=True)
-    own.write_text(profile_path.read_text().replace('"version": 7', '"version": 1'))
+    own.write_text(profile_path.read_text().replace('"version": 8', '"version": 1'))
     with LLM.open(*f32_pair, threads=1) as pair:
         with pytest.raises(ProfileUnusable, match="a new one with edgellm profile"):
             list(pair.reply("Hello", budget=0.2, max_tokens=4))
@@ -290,8 +287,6 @@ def test_an_interrupted_profile_continues_and_is_the_same(
     pair: LLM, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = pair.profile(FEW, max_tokens=MOST)
-    assert whole.exits == ()  # early exits are measured only where they are asked for
-    assert not (home / "cache" / "shards").exists()
     assert not list((home / "data" / "profiles").glob("*"))  # while it was slow, its progress was saved
     stopped = interrupt(pair, 3)
     assert (stopped.done, stopped.kept) == (3, True)
@@ -344,13 +339,6 @@ def test_without_a_history_nothing_is_kept_of_an_interrupted_profile(f32_pair: t
     assert not (home / "data" / "profiles").exists()
 
 
-def test_early_exit_leaves_at_most_the_files_of_the_chosen_layer(pair: LLM, home: Path) -> None:
-    found = pair.profile(FEW, max_tokens=MOST, early_exit=True)
-    assert found.exits
-    folder = home / "cache" / "shards"
-    assert len(list(folder.iterdir())) == (0 if found.best_exit()[0] is None else 2)
-
-
 def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
     f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,14 +358,12 @@ def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
 
     monkeypatch.setattr(Context, "__init__", noted)
     monkeypatch.setattr(Context, "close", closed)
-    for module in ("llm.early_exit", "spec.drafters.parallel"):
-        monkeypatch.setattr(f"edgellm.{module}.MOST_READ", 96)
+    monkeypatch.setattr("edgellm.spec.drafters.parallel.MOST_READ", 96)
     long = "- The mug is on the shelf in the hall.\n" * 60 + "\nWhere is the mug?"
     with LLM.open(*f32_pair, threads=1, n_ctx=1024) as pair:
         list(pair.reply(long, max_tokens=2, retrieval="off"))
         chat, most[0] = most[0], 0
-        found = pair.profile([[Message("user", long)], *FEW], max_tokens=MOST, early_exit=True)
-    assert found.exits
+        pair.profile([[Message("user", long)], *FEW], max_tokens=MOST)
     assert most[0] <= 1.2 * chat
 
 

@@ -24,7 +24,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "the draft model": {"gate": "never"},
     "with calibration": {"retrieval": "context,calibration"},
     "the verifier": {"retrieval": "off", "gate": "always", "gamma": 4},
-    "an early exit": {"early_exit": "on", "exit_threshold": 0.9, "retrieval": "off"},
+    "an early exit": {"early_exit": True, "exit_threshold": 0.9, "retrieval": "off"},
     "probabilities": {"logprobs": 2},
 }
 

@@ -35,7 +35,7 @@ def test_with_a_budget_of_nothing_the_draft_model_writes(profiled: LLM, f32_pair
 def test_an_early_exit_without_a_draft_model_is_not_ignored_in_silence(verifier_path: Path) -> None:
     told: list[Notice] = []
     with LLM.open(None, verifier_path, threads=1, history=False) as llm:
-        reply = llm.reply("Where is the mug?", max_tokens=2, early_exit="on")
+        reply = llm.reply("Where is the mug?", max_tokens=2, early_exit=True)
         reply.listen(on_notice=told.append)
         assert list(reply)
     assert any("early exit has no effect" in notice.text for notice in told)
@@ -43,7 +43,7 @@ def test_an_early_exit_without_a_draft_model_is_not_ignored_in_silence(verifier_
 
 def test_early_exit_is_seen_in_the_tokens(profiled: LLM) -> None:
     for number in range(4):
-        reply = profiled.reply(case(number), max_tokens=24, early_exit="on", gate="never")
+        reply = profiled.reply(case(number), max_tokens=24, early_exit=True, gate="never")
         exits = [token.exit_layer for token in reply]
         # the token that ends the turn is drafted, and not among those of the reply
         assert 0 <= reply.summary.exits - sum(layer is not None for layer in exits) <= 1

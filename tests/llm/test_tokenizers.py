@@ -75,7 +75,7 @@ def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(retokenize
         wanted = ids(pair.reply(case(2), max_tokens=16))
         options: tuple[tuple[dict[str, Any], str], ...] = (
             ({"budget": 0.3}, "the budget of 0.3"), ({"gate": "importance", "budget": 0.3}, "the gate importance"),
-            ({"gate": "never"}, "the gate never"), ({"early_exit": "on"}, "the early exit"),
+            ({"gate": "never"}, "the gate never"), ({"early_exit": True}, "the early exit"),
             ({"budget": 0.0}, "the budget of 0.0"),
         )  # fmt: skip
         for changes, said in options:

@@ -10,17 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.llm.early_exit import best_exit
-from edgellm.spec.gates.profile import (
-    NAMES,
-    ExitPoint,
-    FittedJudge,
-    Logistic,
-    Policy,
-    Profile,
-    ProfileTerms,
-    UnverifiedReplies,
-)
+from edgellm.spec.gates.profile import NAMES, FittedJudge, Logistic, Policy, Profile, ProfileTerms, UnverifiedReplies
 from edgellm.spec.gates.rules import (
     HORIZON,
     BudgetController,
@@ -182,10 +172,3 @@ def test_the_best_chunks_are_the_ones_taken_and_equal_ones_are_shared_out() -> N
     best = scores >= np.quantile(scores, 0.8)
     assert (taken & best).sum() / best.sum() > 0.85
     assert np.mean(spend(np.full(50, 0.6), np.full(1000, 0.6), 0.3)) == pytest.approx(0.3, abs=0.02)
-
-
-def test_where_an_early_exit_pays() -> None:
-    points = ExitPoint(5, 0.5, 0.999, 0.7, 1.0), ExitPoint(6, 0.6, 0.999, 0.8, 1.0), ExitPoint(7, 0.9, 0.9, 0.5, 1.0)
-    assert best_exit(points)[0] == 5
-    assert best_exit(points[2:])[0] is None  # fast, and wrong
-    assert PROFILE.best_exit() == (None, "early exit was not measured")

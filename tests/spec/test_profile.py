@@ -111,8 +111,8 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
     assert Profile.load(path) == profile
     text = path.read_text()
     for rubbish in (
-        text.replace('"version": 7', '"version": 0'), text.replace('"weights": [', '"weights": [0.5, ', 1),
-        "", "7", "[]", "{}", '{"version": 7}', '{"version": 7, "policies": 3, "exits": []}',
+        text.replace('"version": 8', '"version": 0'), text.replace('"weights": [', '"weights": [0.5, ', 1),
+        "", "7", "[]", "{}", '{"version": 8}', '{"version": 8, "policies": 3, "exits": []}',
     ):  # fmt: skip
         path.write_text(rubbish)
         with pytest.raises(ProfileUnusable, match="edgellm profile"):

@@ -31,7 +31,6 @@ class MeasureOptions:
     max_tokens: int = option(96, "N", least=1)
     layer: tuple[int, ...] = option((), "N", shown="the most informative one")
     context_lookup: bool = option(True)
-    early_exit: bool = option(False)
     output: Path | None = option(None, "FILE", shown="where chat finds it")
     as_json: bool = option(False, names=("--json",))
 
@@ -61,7 +60,7 @@ def profile(
             with Loading("profiling", "prompts") as profiling:
                 found = pair.profile(
                     read, gamma=measure.gamma, max_tokens=measure.max_tokens, layers=measure.layer or None,
-                    context_lookup=measure.context_lookup, early_exit=measure.early_exit,
+                    context_lookup=measure.context_lookup,
                     progress=lambda done, total: profiling(pair.name, done, total),
                 )  # fmt: skip
         except ProfileStopped as stopped:
@@ -116,13 +115,12 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
 
 def figures(found: Profile) -> dict[str, Any]:
     """Return the figures of a profile for a script, without the chunks that it keeps."""
-    numbers, layer, why = asdict(found), *found.best_exit()
+    numbers = asdict(found)
     for name in ("alone", "rejected", "policies", "difficulty"):
         del numbers[name]
     return {
         **numbers.pop("terms"),
         **numbers,
-        "early_exit": {"layer": layer, "reason": why},
         "best_gates": {str(policy.share): _best(found, policy.share) for policy in found.policies},
     }
 
@@ -149,7 +147,6 @@ def _print_profile(found: Profile) -> None:
             ("accepted up to token", f"{acceptance} (1 to {len(found.acceptance)})"),
             ("drafting a token", f"{found.draft_seconds * 1e3:.2f} ms; for 1 / 2 / ... branches {batch} ms"),
             ("verifying a chunk", f"{found.verify_seconds * 1e3:.2f} ms of computation"),
-            ("early exit", found.best_exit()[1]),
         ]
     )
     signals = table("signal", "AUC", right=("AUC",))

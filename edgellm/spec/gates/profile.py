@@ -18,7 +18,7 @@ from edgellm.state import from_json, read_json, write_state
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
 
-VERSION = 7
+VERSION = 8
 _GAMMA_MOST = 1024
 
 NAMES = (
@@ -65,18 +65,6 @@ class UnverifiedReplies:
     importance: tuple[float, ...]
     tokens: tuple[float, ...]
     perplexities: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ExitPoint:
-    """A measured early exit after `layer`: the share of tokens that `left` there, the share of these with which full
-    depth agrees, and the seconds per drafted token with the exit and at full depth."""
-
-    layer: int
-    left: float
-    agreement: float
-    seconds: float
-    full_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +142,6 @@ class Profile:
     verify_seconds: float
     evidence: dict[str, float] = field(default_factory=dict)
     batch_seconds: tuple[float, ...] = ()
-    exits: tuple[ExitPoint, ...] = ()
     hesitates: float = 0.0
     difficulty: WordWeights = WordWeights()
 
@@ -177,13 +164,6 @@ class Profile:
     def usual_importance(self) -> float:
         """Return the median of a chunk's importance."""
         return float(np.median(self.alone.importance)) if self.alone.importance else 0.0
-
-    def best_exit(self) -> tuple[int | None, str]:
-        """Return the layer after which an early exit pays most, None if it pays nowhere, and why."""
-        if not self.exits or not has("early exit"):
-            return None, "early exit was not measured"
-        best: tuple[int | None, str] = mechanism("early exit").best_exit(self.exits)
-        return best
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON, whole or not at all, readable for the user alone. Raises OSError if that fails."""
