@@ -29,7 +29,7 @@ from edgellm.engine.native import default_threads
 from edgellm.engine.timing import is_plausible, minimum_times, plausible_times
 from edgellm.errors import StateDamaged, Stopped
 from edgellm.llm.idle_work import IdleWork
-from edgellm.spec.drafting.cost_curve import DRIFT, KNOTS, CostCurve, DecodeCost
+from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve, DecodeCost
 from edgellm.state import from_json, read_json, write_state
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
@@ -49,10 +49,6 @@ _ORDER = (1, 4, 2, 8, 16, 32, 3, 6, 12, 24, 64, 48)  # lengths, the most informa
 _QUICK_SECONDS = 0.01  # seconds below which a decode is repeated
 SHARED = 0.5
 """Assumed share of waiting in decodes that shared the cores."""
-LOADED = BUSY
-"""Share of waiting for a processor that explains slow decodes."""
-_MAX_LOAD = 16.0
-"""Maximum slowdown that other programs can explain."""
 _LEARNED = 8
 """Decodes after which their times replace an estimate."""
 BANDWIDTH = 10e9
@@ -179,25 +175,17 @@ class ModelCurve:
             self._measuring.release()
 
     def correct(self, cost: DecodeCost, shared: bool) -> None:
-        """Use the curve that the decodes of replies follow if it has moved, unless the machine's load explains that;
-        `shared`: some of them shared the cores. Keep it for later processes if the process hardly waited meanwhile."""
-        if self.measured != cost.given.filled:  # `cost` follows the old estimate.
+        """Use the curve that the decodes of replies have made of an estimate; `shared`: some of them shared the cores.
+        Keep it for later processes if the process hardly waited meanwhile."""
+        if cost.given.filled or cost.decodes < _LEARNED:
             return
-        if not (cost.drifted if self.measured else cost.decodes >= _LEARNED):
-            return
-        wait_share = max(self._replies.share(), SHARED if shared else 0.0)
-        if self.measured and wait_share > LOADED and 1.0 <= cost.factor <= _MAX_LOAD:
-            return
-        curve, current = cost.corrected(), self.current()
-        if current.rows != curve.rows:  # The curve was measured meanwhile; `cost` follows the old one.
-            return
-        moved = np.log(np.array(curve.seconds) / np.array(current.seconds))
-        if np.abs(moved).max() <= np.log(1.0 + DRIFT):
-            return
+        curve = cost.corrected()
         with self._lock:
+            if self.measured or self._curve == curve:
+                return
             self._curve = curve
-            known = self._hash.quick()
-            if known is not None and wait_share <= BUSY and self._history and History().on:
+            known, waited = self._hash.quick(), max(self._replies.share(), SHARED if shared else 0.0)
+            if known is not None and waited <= BUSY and self._history and History().on:
                 write_curve(self._file(known), curve, _device())
 
     def _file(self, model_hash: str) -> Path:

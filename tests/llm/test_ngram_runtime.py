@@ -10,18 +10,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from edgellm.engine import HEADS, Context, ContextSpec, Model
+from edgellm.engine import HEADS, Context, ContextSpec, Model, never
 from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.llm import LLM, cost_curves
-from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path
+from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path, estimated_curve
 from edgellm.llm.model_loading import verifier_of
 from edgellm.llm.ngram_runtime import NgramRuntime
-from edgellm.spec.drafting.cost_curve import KNOTS, DecodeCost
+from edgellm.spec.drafting.cost_curve import KNOTS
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.retriever import MOST_TOKENS
 from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Explanation, Ids, Source, Token
-from edgellm.storage import fingerprint
 from edgellm.storage.fingerprint import FileHash
 from edgellm.verifier.in_process import LocalVerifier
 from tests.spec.real import case, ids
@@ -239,55 +238,29 @@ def test_measuring_a_slow_device_takes_little_time(
     assert slow.now <= longest
 
 
-@pytest.mark.parametrize("factor", [300.0, 1.0 / 300.0])
-def test_a_curve_that_proves_wrong_is_corrected_and_kept(
-    f32_pair: tuple[Path, Path], home: Path, factor: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Decodes take as long as the true curve says, whatever this machine is busy with."""
-    with LLM.open("none", f32_pair[1], threads=1) as pair:
-        true = pair.curve()
-    kept = kept_curve(home, f32_pair[1])
-    curve = json.loads(kept.read_text())["curve"]
-    spoiled = [second * factor for second in curve["seconds"]]
-    change(kept, seconds=spoiled, change=0.0)
-    observe, steady = DecodeCost.observe, DecodeCost(true)
-
-    def observed(self: DecodeCost, drafted: int | None, tokens: int, _seconds: float) -> None:
-        observe(self, drafted, tokens, steady.seconds(drafted or 0, tokens))
-
-    monkeypatch.setattr(DecodeCost, "observe", observed)
-    with LLM.open("none", f32_pair[1], threads=1) as pair:
-        ids(pair.reply(case(5), max_tokens=MOST))  # before the pair is closed, it is kept already
-        corrected = json.loads(kept.read_text())["curve"]
-    assert corrected["seconds"][0] == pytest.approx(true.seconds[0], rel=0.1)
-
-
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("shares", [True, False])
-def test_a_correction_that_load_may_explain_is_not_kept(
-    verifier_model: Model, monkeypatch: pytest.MonkeyPatch, shares: bool
+@pytest.mark.parametrize(("shares", "waited", "kept"), [(False, 0.0, True), (True, 0.0, False), (False, 0.5, False)])
+def test_what_replies_make_of_an_estimate_is_kept_unless_load_may_explain_it(
+    verifier_model: Model, monkeypatch: pytest.MonkeyPatch, shares: bool, waited: float, kept: bool
 ) -> None:
+    file_hash = FileHash(verifier_model.path)
+    path = curve_path(file_hash.compute(never), 1, verifier_model.placement)
     retrieval = NgramRuntime(
-        verifier_model,
-        lambda: verifier_of(verifier_model, 64, 1),
-        ModelCurve(verifier_model, 1, FileHash(verifier_model.path)),
+        verifier_model, lambda: verifier_of(verifier_model, 64, 1), ModelCurve(verifier_model, 1, file_hash)
     )
-    curve = retrieval.measure()
     assert retrieval.begin(("context",)) is not None
-    path = curve_path(fingerprint(verifier_model.path), 1, verifier_model.placement)
-    before = path.read_text()
     if shares:
-        retrieval.track(retrieval.self_verifier())
         decodes = itertools.count(1)
         monkeypatch.setattr(LocalVerifier, "shared", property(lambda _self: next(decodes)))
-    monkeypatch.setattr(CpuWait, "share", lambda _self: 0.0 if shares else 0.5)
+        retrieval.track(retrieval.self_verifier())
+    monkeypatch.setattr(CpuWait, "share", lambda _self: waited)
     monkeypatch.setattr(cost_curves, "BUSY", BUSY)
-    for factor in (4.0, 0.25):  # load makes nothing faster, but is no time to learn for good
-        cost = DecodeCost(curve)
-        for _ in range(5):
-            cost.observe(0, 1, factor * (curve.seconds[0] + sum(curve.heads[:1])))
-        retrieval.correct(cost)
-        assert path.read_text() == before
+    cost, seconds = retrieval.index.policy.cost, 3.0 * retrieval.index.policy.cost.single
+    for _ in range(8):
+        cost.observe(0, 1, seconds)
+    retrieval.end()
+    assert retrieval.curve().seconds[0] == pytest.approx(3.0 * estimated_curve(verifier_model).seconds[0], rel=0.01)
+    assert path.exists() is kept
     retrieval.close()
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, exp, log
+from math import ceil, log
 from statistics import median
 
 import numpy as np
@@ -20,15 +20,11 @@ MAX_DRAFT = KNOTS[-1] - 1
 """Most drafted tokens in a chunk: with the token before them they are one decode."""
 ROW_TILE = 4
 """Rows that llama.cpp computes together; it computes the rest one by one."""
-DRIFT, OUTLIER = 0.25, 2.0
-"""A curve with a larger mean error, as a share, is replaced by measured decodes; one whose times are this many times
-too long or too short anywhere is replaced at once."""
 WITNESSES = 3
 """Decodes of one number of rows that have to agree before the curve is corrected there."""
 _MIN_SAVING = 0.1  # share of the time that padding a decode beyond the next tile or knot has to save
 _MIN_MOVE = 0.05  # smaller changes of a time's logarithm do not recompute the table
 _RECENT = 15  # latest decodes of one number of rows in the median
-_MIN_ROUNDS = 50  # decodes before a curve is judged by its mean error
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,20 +158,6 @@ class DecodeCost:
         error = median(self._ratios[at])
         if abs(error - self._errors[at]) > _MIN_MOVE or self._tries[at] == WITNESSES:
             self._correct([*self._errors[:at], error, *self._errors[at + 1 :]])
-
-    @property
-    def factor(self) -> float:
-        """Return measured over expected seconds where the curve is farthest off."""
-        return exp(max(self._errors, key=abs))
-
-    @property
-    def drifted(self) -> bool:
-        """Return whether the curve is wrong: in the mean, or by far anywhere."""
-        if max(self.factor, 1.0 / self.factor) > OUTLIER:
-            return True
-        if self.decodes < _MIN_ROUNDS:
-            return False
-        return abs(float(np.average(self._errors, weights=self._tries))) > log(1.0 + DRIFT)
 
 
 def _least_slopes(table: Sequence[float]) -> list[float]:
