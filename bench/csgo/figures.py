@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgellm.coldstart.plan import PlannedStage, PlanOption
-from edgellm.layer_range import LayerRange
-from edgellm.llm.mesh_timeline import key, lanes
+from bench.harness.figures import pyplot
 
 Figures = dict[str, Any]
+COLOURS = {"load": "#e8b04a", "wait": "#d9d9d9", "network": "#a45a92", "compute": "#479a63"}
 NAMES = {"ideal_single": "ideal single device", "even": "even", "heuristic": "heuristic", "optimum": "optimum"}
 STYLES = {"ideal_single": ":^k", "even": "--s", "heuristic": "-.D", "optimum": "-o"}
 PANELS = (("even", 256), ("even", 8192), ("heuristic", 256), ("heuristic", 8192), ("optimum", 256), ("optimum", 2048),
@@ -17,19 +16,12 @@ PANELS = (("even", 256), ("even", 8192), ("heuristic", 256), ("heuristic", 8192)
 """Figures 4a-d and 5a-c, in their order."""
 
 
-def _figure(**more: Any) -> Any | None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    return Figure(layout="constrained", **more)
-
-
 def plot(found: Figures, path: Path) -> Path | None:
     """Draw Figures 3a and 3b above the Gantt charts of Figures 4 and 5; None where matplotlib is missing."""
-    figure = _figure(figsize=(13.0, 14.0))
-    if figure is None:
+    plt = pyplot()
+    if plt is None:
         return None
+    figure = plt.figure(figsize=(13.0, 14.0), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(1.0, 2.3))
     delay, saved = above.subplots(1, 2)
     lengths = [line["tokens"] for line in found["lengths"]]
@@ -53,19 +45,25 @@ def plot(found: Figures, path: Path) -> Path | None:
     panels = below.subplots(4, 2).reshape(-1)
     by_length = {line["tokens"]: line for line in found["lengths"]}
     for axes, (name, tokens) in zip(panels, PANELS, strict=False):
-        way = _way(by_length[tokens]["ways"][name])
-        lanes(axes, way, f"{NAMES[name]}, {tokens} tokens: {way.ttft_s:.2f} s")
-        axes.set_xlim(0.0, 1.02 * way.ttft_s)
+        _lanes(axes, by_length[tokens]["ways"][name], f"{NAMES[name]}, {tokens} tokens")
     panels[-1].set_axis_off()
-    key(below)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour, label=name) for name, colour in COLOURS.items()]
+    below.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
     figure.savefig(path, dpi=110)
     return path
 
 
-def _way(found: Figures) -> PlanOption:
-    """Return the option that `PlanOption.to_json` returned as `found`."""
-    stages = []
-    for row in found["stages"]:
-        times = {name: value for name, value in row.items() if name not in ("first_layer", "last_layer")}
-        stages.append(PlannedStage(layers=LayerRange(row["first_layer"] - 1, row["last_layer"]), **times))
-    return PlanOption(tuple(stages), found["ttft_s"], found["token_s"], found["reply_s"])
+def _lanes(axes: Any, way: Figures, title: str) -> None:
+    """Draw a plan in JSON on the given axes: loading above waiting, receiving and computing."""
+    for lane, stage in enumerate(way["stages"]):
+        load, begin, received = stage["load_s"], stage["finish_s"] - stage["compute_s"], stage["received_s"]
+        spans = {
+            "load": (0.0, load), "wait": (min(load, begin), begin), "compute": (begin, stage["finish_s"]),
+            "network": (received - stage["network_s"], received),
+        }  # fmt: skip
+        for kind, (left, right) in spans.items():
+            axes.barh(lane - 0.2 + 0.4 * (kind != "load"), right - left, 0.38, left, color=COLOURS[kind])
+    axes.set_yticks(range(len(way["stages"])), [stage["device"] for stage in way["stages"]], fontsize="small")
+    axes.invert_yaxis()
+    axes.set_xlim(0.0, 1.02 * way["ttft_s"])
+    axes.set_title(f"{title}: {way['ttft_s']:.2f} s", loc="left", fontsize="medium")

@@ -1,10 +1,9 @@
-"""The measured timeline of a reply over several devices, compared with its plan, as numbers and as a plot."""
+"""The measured timeline of a reply over several devices, compared with its plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from edgellm.spec.stats import Summary
 
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Move
-    from edgellm.coldstart.plan import Plan, PlanOption
     from edgellm.mesh.coordinator import TakeOver
     from edgellm.rpc.discovery.workers import Worker
 
@@ -246,57 +244,3 @@ class Replies:
         if plan is not None:
             option = PlanOption((), plan.ttft, (plan.seconds - plan.ttft) / max(1, tokens - 1), plan.seconds)
         return Measured(found, (), moves=moves), option
-
-
-COLOURS = {"load": "#e8b04a", "wait": "#d9d9d9", "network": "#a45a92", "compute": "#479a63"}
-
-
-def save(plan: Plan, path: Path) -> None:
-    """Draw the plan, and below it the best single device and the even split, on one scale of time."""
-    from matplotlib.figure import Figure
-
-    options = [("this plan", plan.advised), ("best single device", plan.best_single), ("even split", plan.even)]
-    present = [(what, option) for what, option in options if option is not None]
-    if plan.advised.alone:
-        present = [each for each in present if each[0] != "best single device"]
-    heights = [len(option.stages) + 1.2 for _, option in present]
-    figure: Any = Figure(figsize=(8.0, 0.8 + 0.42 * sum(heights)), layout="constrained")
-    panels = figure.subplots(len(present), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (what, option) in zip(panels, present, strict=True):
-        lanes(axes, option, f"{what}: first token after {option.ttft_s:.2f} s")
-    panels[-1].set_xlim(0.0, 1.02 * max(option.ttft_s for _, option in present))
-    panels[-1].set_xlabel("seconds from the request")
-    figure.suptitle(plan.home.model.name)
-    key(figure)
-    figure.savefig(path, dpi=130)
-
-
-def lanes(axes: Any, option: PlanOption, title: str) -> None:
-    """Draw one option on the given axes: loading above waiting, receiving and computing."""
-    for lane, stage in enumerate(option.stages):
-        begin = stage.finish_s - stage.compute_s
-        sent = stage.received_s - stage.network_s
-        _bar(axes, lane - 0.2, 0.0, stage.load_s, "load")
-        _bar(axes, lane + 0.2, min(stage.load_s, begin), begin, "wait")
-        _bar(axes, lane + 0.2, sent, stage.received_s, "network")
-        _bar(axes, lane + 0.2, begin, stage.finish_s, "compute")
-    labels = [f"{stage.device}\n{stage.layers}" for stage in option.stages]
-    axes.set_yticks(range(len(labels)), labels, fontsize="small")
-    axes.set_ylim(len(labels) - 0.45, -0.55)
-    axes.axvline(option.ttft_s, color="black", lw=1.0)
-    axes.set_title(title, loc="left", fontsize="medium")
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-
-
-def key(figure: Any) -> None:
-    """Add a legend of the colours."""
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
-
-
-def _bar(axes: Any, lane: float, begin: float, end: float, kind: str) -> None:
-    if end > begin:
-        axes.barh(lane, end - begin, left=begin, height=0.38, color=COLOURS[kind])

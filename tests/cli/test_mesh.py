@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from io import StringIO
@@ -94,27 +93,6 @@ def test_the_memory_of_the_context_decides_the_plan_and_the_run(edge: Edge, home
     run = ("mesh", "run", MODEL, "Hi", "--devices", str(home), "--max-tokens", "2", "--ctx-size")
     edge(*run, "256").told()
     assert edge(*run, "1024") == edge(*words).told(code=1)
-
-
-def test_what_a_plot_needs_is_checked_first_and_the_plan_is_printed_in_any_case(
-    edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(_: object, path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    words = ("mesh", "plan", "--preset", "csgo", "--plot", str(tmp_path / "plan.png"))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert edge(*words).told("--plot needs matplotlib. Install it with:", code=2).out == ""
-    monkeypatch.setattr("edgellm.cli.commands.mesh.find_spec", lambda _: True)
-    monkeypatch.setattr("edgellm.llm.mesh_timeline.save", fails)
-    edge(*words).told("Split it over", f"{tmp_path / 'plan.png'} cannot be used: Permission denied.", code=1)
-
-
-@pytest.mark.parametrize(("name", "magic"), [("plan.png", b"\x89PNG"), ("plan.svg", b"<?xml")])
-def test_it_is_drawn(edge: Edge, tmp_path: Path, name: str, magic: bytes) -> None:
-    pytest.importorskip("matplotlib")
-    edge("mesh", "plan", "--preset", "csgo", "--plot", str(tmp_path / name)).told(f"wrote {tmp_path / name}")
-    assert (tmp_path / name).read_bytes().startswith(magic)
 
 
 def test_a_plan_that_ran_out_of_time_says_so(edge: Edge, home: Path) -> None:

@@ -70,7 +70,6 @@ REFUSED = {
     "mesh plan --preset csgo --devices x.toml": (2, "--devices and --preset exclude"),
     "mesh plan --devices none.toml": (2, "There is no file none.toml"),
     "mesh plan nobody/nothing --preset csgo": (1, "edgellm pull nobody/nothing"),
-    "mesh plan --preset csgo --plot plan.pdf": (2, "ends in .png or .svg"),
     "mesh plan --preset csgo --tokens-in 0": (2, "--tokens-in"),
     "mesh plan --preset csgo --tokens-in 2000000": (1, "Choose a smaller model"),
     "mesh plan --preset csgo --overlap some": (2, "--overlap"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,7 +53,6 @@ class PlanOptions:
     warm: bool = option(False, names=("--warm",))
     time_limit: float = option(10.0, "SECONDS", least=0.0)
     measure: bool = option(False, names=("--measure",))
-    plot: Path | None = option(None, "FILE")
 
 
 @options.with_records
@@ -73,10 +71,6 @@ def plan(
 
     described = asked.devices is not None or asked.preset is not None
     _check_hardware(ctx, home.engine, described=described, has_file=model is not None)
-    if asked.plot is not None and asked.plot.suffix.lower() not in (".png", ".svg"):
-        raise InvalidOption(f"--plot cannot write {asked.plot}.", "Use a file name that ends in .png or .svg.")
-    if asked.plot is not None and find_spec("matplotlib") is None:
-        raise InvalidOption("--plot needs matplotlib.", "Install it with: pip install 'edgellm[plots]'")
     file = None if model is None else ModelFile.open(resolve(model))
     own, tokens = hardware.of_planned(), asked.tokens_in + asked.tokens_out
     own = replace(own, n_ctx=None if file is None else planned_positions(file, own.n_ctx, tokens))
@@ -85,9 +79,6 @@ def plan(
         _show_stages(asked, file, _fleet(asked), workload, as_json=as_json)
         return
     choice = engine_for(file, home.engine)
-    if choice.over_rpc and asked.plot is not None:  # refused before the measurement
-        why = choice.reason.rstrip(".")
-        raise InvalidOption(f"--plot draws stages, and this plan is over RPC: {why}.", "Leave it out.")
     workers = find_home_workers(home.interface, home.peer)
     survey = survey_workers(file, workers, asked.measure, own, by_stand_in=choice.over_rpc)
     row: dict[str, Any] = {"engine": choice.engine, "engine_reason": choice.reason, "doubtful": survey.doubts()}
@@ -113,7 +104,6 @@ def _show_stages(
     from edgellm.coldstart.plan import doubt
     from edgellm.coldstart.plan import plan as best_plan
     from edgellm.llm.mesh_llm import missing_layers, within
-    from edgellm.llm.mesh_timeline import save
 
     if file is not None:
         home = workload.home(file, fleet)
@@ -146,9 +136,6 @@ def _show_stages(
         say_context(context)
         if survey is not None:
             print_units(survey)
-    if asked.plot is not None:
-        save(found, asked.plot)
-        say(f"wrote {asked.plot}", style="dim")
 
 
 def _check_hardware(ctx: typer.Context, engine: options.Engine, *, described: bool, has_file: bool) -> None:
