@@ -138,7 +138,7 @@ class Context(CachedSequences):
             rest = (ids[row : row + step] for row in range(at, n, step))
             first = SeqRows(seq, ids[:at], step)
             return np.concatenate(self._decode_apart((first, *(SeqRows(seq, part, len(part)) for part in rest))))
-        if n > self.n_batch:
+        if n > self.n_batch or self._borders(seq, ids, outputs):
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
         try:
@@ -184,7 +184,8 @@ class Context(CachedSequences):
         """
         if not rows or (len(rows) > 1 and not self._may_share(rows)):
             return self._decode_apart(rows)
-        if len(rows) == 1 and rows[0].embedded is None and len(rows[0].ids) <= self.n_batch:
+        borders = self._borders(rows[0].seq, rows[0].ids, rows[0].outputs) if len(rows) == 1 else []
+        if len(rows) == 1 and rows[0].embedded is None and len(rows[0].ids) <= self.n_batch and not borders:
             return [self.decode(rows[0].ids, seq=rows[0].seq, outputs=rows[0].outputs)]
         starts = {r.seq: self._begin(r.seq, len(r.ids), r.outputs) for r in rows}
         wanted = sum(r.outputs for r in rows)
@@ -193,9 +194,10 @@ class Context(CachedSequences):
         if wanted > self.n_batch:
             raise InvalidOption(f"{wanted} rows of logits exceed n_batch.", f"Ask for at most {self.n_batch} at once.")
         try:
-            heads, rest = split(rows, self.n_batch - (0 if self.spec.padding is None else MOST_PADDING * len(rows)))
+            most = self.n_batch - (0 if self.spec.padding is None else MOST_PADDING * len(rows))
+            heads, rest = split(rows, most, borders)
             total = sum(len(r.ids) for r in rows)
-            self._decode_heads(heads, total)
+            self._decode_heads(heads, total, borders)
             if self.spec.padding is not None:
                 return self._decode_padded(rest)
             self._cache.begin_shared_batch(starts)
@@ -237,8 +239,9 @@ class Context(CachedSequences):
             rows = rows * np.float32(factor)
         return np.ascontiguousarray(rows, dtype=np.float32)
 
-    def _decode_heads(self, heads: Sequence[SeqRows], total: int) -> None:
-        """Decode the first of `total` rows, a batch for each of `heads`."""
+    def _decode_heads(self, heads: Sequence[SeqRows], total: int, borders: Sequence[int]) -> None:
+        """Decode the first of `total` rows, a batch for each of `heads`. Checkpoints are saved at the `borders`, and at
+        the end: the end of a long prompt may change."""
         done = 0
         for r in heads:
             if self._progress is not None:
@@ -248,11 +251,19 @@ class Context(CachedSequences):
             else:
                 self._decode_batch((r,))
             done += len(r.ids)
-        if not self._cache.plain:  # the end of a long prompt may change
-            for seq in {r.seq for r in heads}:
-                self._cache.save(seq, self._sequences.lengths[seq])
+            if not self._cache.plain and (done in borders or r is heads[-1]):
+                self._cache.save(r.seq, self._sequences.lengths[r.seq], border=True)
         if heads and self._progress is not None:
             self._progress(done, total)
+
+    def _borders(self, seq: int, ids: Ids, outputs: int) -> list[int]:
+        """Return after how many of the ids a cache that is not cut by positions gets checkpoints: where the last turn
+        ends, as a thought behind it may be left out later, and where the first one of a sequence does."""
+        if self._cache.plain or self._row_by_row or len(ids) <= outputs:
+            return []
+        ends = np.flatnonzero(ids[: len(ids) - outputs] == self.model.end_of_turn).tolist()
+        chosen = ends[-1:] if self._sequences.lengths[seq] else ends[:1] + ends[1:][-1:]
+        return [end + 1 for end in chosen]
 
     def _may_share(self, rows: Sequence[SeqRows]) -> bool:
         """Return whether these sequences may be decoded in one batch."""

@@ -29,9 +29,11 @@ class ToolCall:
         return {"arguments": self.arguments} if found is None else found[1]
 
     def text(self) -> str:
-        """Return `values` as JSON: a JSON object as it was written."""
-        found = self._object()
-        return json.dumps({"arguments": self.arguments}, ensure_ascii=False) if found is None else found[0]
+        """Return `values` as JSON: a JSON object as it was written, but for one that a client has written again without
+        blanks, as JavaScript does. Models write blanks, and what they wrote need not be read again."""
+        text, values = self._object() or ("", self.values())
+        compact = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        return text if text and text != compact else json.dumps(values, ensure_ascii=False)
 
     def _object(self) -> tuple[str, dict[str, Any]] | None:
         """Return the written JSON object, as a text and as values; None if it is none."""

@@ -30,7 +30,7 @@ MAX_SNAPSHOTS = 8
 """Most tokens of a batch that can be rolled back at once: a draft model's chunk."""
 _PARTIAL = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY  # a recurrent state or a window's cells, which cannot be cut
 _ANCHOR = 32  # least tokens between a kept checkpoint and the next
-_ANCHORS = 2
+_ANCHORS = 4
 _MOST_BYTES = 2**28  # limit of a checkpoint, and of a sequence's checkpoints beyond two
 _HEADING, _OF_A_CELL = 2**14, 16  # bytes of a checkpoint beside its states: once, and for each cell
 _NEVER = 2**31  # greater than any position
@@ -84,6 +84,8 @@ class _Checkpoint:
     length: int
     state: Any
     """A ctypes buffer."""
+    likely: bool = False
+    """The sequence begins there, or a text took the place of another: the next one may well do the same."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,8 @@ class _Sequence:
 
     batch: int = 0
     pending: bool = False
+    fresh: bool = True
+    """The text that is read begins the sequence, or takes the place of another one with anchors."""
     due: bool = False
     """A checkpoint is due before the next single token."""
     newest: _Checkpoint | None = None
@@ -105,7 +109,8 @@ class _Sequence:
 
     def forget_after(self, length: int) -> None:
         """Drop the checkpoints of more than `length` positions: their tokens have changed."""
-        self.anchors = [one for one in self.anchors if one.length <= length]
+        known = [one for one in self.anchors if one.length <= length]
+        self.fresh, self.anchors = self.fresh or len(known) < len(self.anchors), known
         if self.newest is not None and self.newest.length > length:
             self.newest = None
 
@@ -277,8 +282,13 @@ class KVCache:
                 if seq not in seqs:
                     one.batch = _NEVER
 
-    def save(self, seq: int, length: int) -> None:
-        """Save a checkpoint of a sequence of `length` positions."""
+    def begin_read(self, seq: int) -> None:
+        """Record that another text is read, before the sequence is rolled back to what both have."""
+        self._sequences[seq].fresh = not self._sequences[seq].anchors
+
+    def save(self, seq: int, length: int, *, border: bool = False) -> None:
+        """Save a checkpoint of a sequence of `length` positions, perhaps at a `border` of turns. The oldest of too many
+        goes that is not likely to be needed, else the second."""
         one, context = self._sequences[seq], self._context.owned
         if not length or ((last := one.at_most(length)) is not None and last.length == length):
             return
@@ -289,9 +299,11 @@ class KVCache:
         with context.guard:
             if _get_state(context.pointer, state, size, seq, _PARTIAL) != size:
                 return
-        new = _Checkpoint(length, state)
-        if last is None or length - last.length >= _ANCHOR:
-            most = min(_ANCHORS, max(1, _MOST_BYTES // size - 1))  # beside the newest checkpoint
-            one.anchors = [*one.anchors, new][-most:]
+        new = _Checkpoint(length, state, border and one.fresh)
+        if border or last is None or length - last.length >= _ANCHOR:
+            known, one.anchors = one.anchors, [*one.anchors, new]
+            if len(one.anchors) > min(_ANCHORS, max(1, _MOST_BYTES // size - 1)):  # beside the newest checkpoint
+                needless = (number for number, old in enumerate(known) if not old.likely)
+                del one.anchors[next(needless, min(1, len(known) - 1))]
         else:
             one.newest = new

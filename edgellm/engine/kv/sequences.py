@@ -95,8 +95,9 @@ class SeqRows:
         )
 
 
-def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRows]]:
-    """Return beginnings of at most `most` ids each, without logits, to be decoded one by one first; and the rest.
+def split(rows: Sequence[SeqRows], most: int, borders: Sequence[int] = ()) -> tuple[list[SeqRows], list[SeqRows]]:
+    """Return beginnings of at most `most` ids each, without logits, to be decoded one by one first; and the rest. Of a
+    single entry some of them end at the `borders`.
 
     The rest, one entry for each of `rows`, fits one batch of `most` rows. `rows` must ask for at most `most` rows of
     logits in all.
@@ -105,8 +106,8 @@ def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRo
     total = sum(len(r.ids) for r in rows)
     for r in rows:
         at, n = 0, len(r.ids)
-        while total > most and n - at > r.outputs:
-            size = min(most, n - at - r.outputs)
+        while (border := next((one for one in borders if one > at), 0)) or (total > most and n - at > r.outputs):
+            size = min(most, (border or n - r.outputs) - at)
             heads.append(r.part(at, at + size, 0))
             total, at = total - size, at + size
         rest.append(r.part(at, n, r.outputs))
@@ -321,6 +322,7 @@ class CachedSequences(ABC):
         if len(ids) == 0:
             raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
         common = self._sequences.common(seq, ids[:-1])
+        self._cache.begin_read(seq)
         if seq in self._kept and self._prompts is not None:
             common = self._restored(self._prompts, ids[:-1], common, seq)
         self.rollback(common, seq)

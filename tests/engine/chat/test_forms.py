@@ -204,3 +204,8 @@ def test_results_get_the_ids_and_names_of_their_calls() -> None:
 def test_arguments_are_always_an_object(written: str, values: dict[str, Any]) -> None:
     made = ToolCall("f", written)
     assert made.values() == json.loads(made.text()) == values
+
+
+@pytest.mark.parametrize(("sent", "read"), [('{"a":1,"b":[2]}', '{"a": 1, "b": [2]}'), ('{ "a":1}', '{ "a":1}')])
+def test_calls_that_a_client_has_written_again_are_as_models_write_them(sent: str, read: str) -> None:
+    assert ToolCall("f", sent).text() == read

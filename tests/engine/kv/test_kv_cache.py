@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows
+from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows, common_prefix
 from edgellm.engine.kv.kv_cache import KVCache
 from tests.conftest import Architectures
 
@@ -46,6 +46,37 @@ def test_a_drafter_reads_few_tokens_again(architectures: Architectures) -> None:
             for _ in range(4):
                 context.decode(ids(rng, 1))
             text = np.concatenate((text, ids(rng, 3)))  # the draft was rejected
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen35", "lfm2"])
+@pytest.mark.parametrize("thoughts", ["kept", "left out", "left out once there is another question"])
+def test_a_loop_of_tools_reads_only_what_is_new(architectures: Architectures, name: str, thoughts: str) -> None:
+    rng = random.Random(8)
+    with (
+        Model.load(architectures(name), faults=()) as model,
+        Context(model, ContextSpec(n_ctx=6_144, n_batch=ROWS, threads=1, rolls_back=True)) as context,
+    ):
+        end = np.array([model.end_of_turn], dtype=np.int32)
+        begin, think = ids(rng, 2), ids(rng, 2)
+        history = np.concatenate((ids(rng, 700), end))
+        for question in range(3):
+            whole = history = np.concatenate((history, ids(rng, 50), end))
+            for turn in range(4):
+                text = np.concatenate((whole, begin, think))
+                new = len(text) - common_prefix(context.cached(), text[:-1])
+                unread = text[context.sync(text) :]
+                assert len(unread) <= (1.1 * new if question or turn else len(text))
+                row = context.decode(unread)[-1].copy()
+                thought, call, result = ids(rng, 340), np.append(ids(rng, 20), end), np.append(ids(rng, 50), end)
+                for start in range(0, 360, ROWS):
+                    context.decode(np.concatenate((thought, call))[start : min(start + ROWS, 360)])
+                kept = np.concatenate((whole, begin, think, thought, call, result))
+                history = np.concatenate((history, begin, call, result))
+                whole = history if thoughts == "left out" else kept
+            history = whole if thoughts == "kept" else history
+        with Context(model, ContextSpec(n_ctx=6_144, n_batch=ROWS, threads=1)) as fresh:
+            expected = fresh.decode(text)[-1]
+            assert np.abs(row - expected).max() < NEAR * np.abs(expected).max()
 
 
 def test_an_interrupted_batch_is_not_trusted(architectures: Architectures) -> None:
