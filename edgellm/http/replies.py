@@ -80,9 +80,9 @@ class _Job:
         self._cancelled = False
 
     @property
-    def prompt_tokens(self) -> int:
-        """Return the length of the prompt; 0 before it is known."""
-        return 0 if self._reply is None else self._reply.prompt_tokens
+    def summary(self) -> Summary:
+        """Return the figures of the reply so far."""
+        return Summary() if self._reply is None else self._reply.summary
 
     @property
     def headers(self) -> dict[str, str]:
@@ -394,7 +394,7 @@ class RequestHandler:
                             return
             while event is not None:
                 if not begun:
-                    for piece in writer.open(job.prompt_tokens):
+                    for piece in writer.open(job.summary):
                         yield writer.framed(piece)
                 begun = not isinstance(event, Summary)
                 ended += not begun

@@ -104,7 +104,10 @@ class _Sequence:
             found = self._judged(replace(request, prefix=prefix, draft=NOTHING))
             tokens.append(int(found.tokens[0]))
             seconds, passes, logprobs = seconds + found.seconds, passes + 1, logprobs + found.logprobs
-        return replace(first, tokens=np.array(tokens, np.int32), seconds=seconds, passes=passes, logprobs=logprobs)
+        return replace(
+            first, tokens=np.array(tokens, np.int32), seconds=seconds, passes=passes, logprobs=logprobs,
+            cached=request.computed,
+        )  # fmt: skip
 
     def _judged(self, request: VerifyRequest) -> Verdict:
         """Return the verdict on the draft alone; ask again as long as another pipeline can give it, and once after any
@@ -150,7 +153,7 @@ class _Sequence:
         except (PlanImpossible, DeviceLost) as error:
             raise MeshBroken(error.what, error.next_step) from None
         # A session's micro-batches stay in order: the stages have the earlier ones, even without their verdicts.
-        start = common_prefix(pipeline.held(self._slot), prefix[:-1])
+        request.computed = start = common_prefix(pipeline.held(self._slot), prefix[:-1])
         ids = np.concatenate((prefix, draft.ids)).astype(np.int32)
         here = _judged_here(request)
         sampling = GREEDY if here else request.sampling

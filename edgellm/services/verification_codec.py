@@ -147,7 +147,7 @@ def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A0
     plausible = np.packbits(np.array(verdict.plausible or (), bool), bitorder="little").tobytes()
     message = pb.Verdict(
         round=round, accepted=verdict.accepted, tokens=verdict.tokens.tolist(), seconds=verdict.seconds,
-        passes=verdict.passes, plausible=plausible,
+        passes=verdict.passes, plausible=plausible, cached=verdict.cached,
         logprobs=_write_logprobs(verdict.logprobs) if verdict.logprobs else None,
     )  # fmt: skip
     return pb.VerifierFrame(verdict=message)
@@ -171,8 +171,9 @@ def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -
     if request.logprobs is not None:
         told = _logprobs(message.logprobs, message.accepted + len(message.tokens), request.logprobs, vocabulary)
     return Verdict(
-        message.accepted, tokens, seconds=message.seconds, passes=message.passes, plausible=likely, logprobs=told
-    )
+        message.accepted, tokens, seconds=message.seconds, passes=message.passes, plausible=likely, logprobs=told,
+        cached=min(message.cached, request.position + len(request.prefix)),
+    )  # fmt: skip
 
 
 def _write_logprobs(told: Sequence[Logprobs]) -> pb.Logprobs:

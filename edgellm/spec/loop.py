@@ -105,7 +105,7 @@ class Verification:
             return None
         if before is not None:
             up, down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
-            verdict = replace(verdict, bytes_up=up, bytes_down=down)
+            verdict = replace(verdict, bytes_up=up, bytes_down=down, cached=before.cached)
         self._slow_verdicts, self._last_verdict = 0, monotonic()
         return verdict
 

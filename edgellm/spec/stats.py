@@ -14,11 +14,11 @@ from edgellm.spec.types import UNVERIFIED, Channel, Round, Source, Token, Trying
 _VERIFIED_SOURCES = frozenset(Source) - UNVERIFIED
 _ACCEPTED_SOURCES = frozenset({Source.ACCEPTED, Source.RETRIEVED})
 _FIGURES = """
-    text prompt_tokens tokens ttft_ms tokens_per_second share_verified acceptance_rate mean_acceptance_length
-    verifier_passes_per_token bytes_up bytes_down finish_reason rounds chunks_verified chunks_accepted_whole drafted
-    seed share_offloaded bytes_per_chunk guesses_tried guesses_hit stall_hidden exits from_context retrieved
-    retrieved_from tested accepted accepted_at rtt_ms stopped_by seconds_decoding thinking thinking_tokens chunks
-    chunks_thinking chunks_verified_thinking share_verified_thinking share_verified_answer
+    text prompt_tokens cached_tokens tokens ttft_ms tokens_per_second share_verified acceptance_rate
+    mean_acceptance_length verifier_passes_per_token bytes_up bytes_down finish_reason rounds chunks_verified
+    chunks_accepted_whole drafted seed share_offloaded bytes_per_chunk guesses_tried guesses_hit stall_hidden exits
+    from_context retrieved retrieved_from tested accepted accepted_at rtt_ms stopped_by seconds_decoding thinking
+    thinking_tokens chunks chunks_thinking chunks_verified_thinking share_verified_thinking share_verified_answer
 """
 
 
@@ -47,6 +47,7 @@ class Summary:
         self.prompt_tokens, self.seed = prompt_tokens, seed
         self.started = perf_counter() - prepared
         self.first_at: float | None = None  # `perf_counter` time of the first round's verdict
+        self.cached_tokens = 0  # tokens of the prompt that the verifier had read before
         self.seconds_decoding = 0.0  # all rounds but the first
         self.finish_reason = "cancelled"
         """`stop` (the model ended its turn), `length` (max_tokens or the context), or `cancelled`."""
@@ -81,6 +82,7 @@ class Summary:
         self.rounds += 1
         if self.first_at is None:
             self.first_at = turn.answered
+            self.cached_tokens = 0 if verdict is None else min(verdict.cached, self.prompt_tokens)
         else:
             self.seconds_decoding += turn.seconds
         self.drafted += n

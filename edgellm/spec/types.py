@@ -213,6 +213,7 @@ class Verdict:
     bytes_up: int = 0  # across a link
     bytes_down: int = 0
     passes: int = 1
+    cached: int = 0  # tokens before the draft that were not read for it, as the verifier had them
     plausible: tuple[bool, ...] | None = None
     """For each drafted token, whether the verifier gave it the threshold of CoordGen's equation 3, if requested."""
     logprobs: tuple[Logprobs, ...] = ()  # those of the accepted tokens and of `tokens`, if requested

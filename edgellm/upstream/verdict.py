@@ -120,6 +120,7 @@ def verdict(
         bytes_up=reply.bytes_up,
         bytes_down=reply.bytes_down,
         passes=len(rows) if continues else 1,
+        cached=min(reply.cached or 0, len(request.prefix)),
         logprobs=() if logprobs is None else tuple(_logprobs(rows, written, logprobs)),
     )
 

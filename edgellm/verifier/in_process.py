@@ -91,7 +91,7 @@ class _OwnContext:
             raise RuntimeError("this session is closed")
         job = Judgement(request, request.prefix)
         try:
-            request.computed = context.sync(request.prefix)
+            request.computed = job.cached = context.sync(request.prefix)
             if self._expect is not None:
                 report_expected(context, request.prefix, request.computed, self._expect, self._progress)
                 request.computed = context.sync(request.prefix)

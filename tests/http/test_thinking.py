@@ -70,7 +70,7 @@ def test_raw_markup_in_the_history_is_reduced_to_the_answer(serve: Serve) -> Non
         for content in (raw, "On the shelf.")
     ]  # fmt: skip
     assert [answer.status for answer in answers] == [200, 200]
-    assert answers[0].json["usage"] == answers[1].json["usage"]
+    assert answers[0].json["usage"]["prompt_tokens"] == answers[1].json["usage"]["prompt_tokens"]
     assert answers[0].json["choices"] == answers[1].json["choices"]
 
 

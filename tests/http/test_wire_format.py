@@ -27,9 +27,9 @@ MEASURED = {
 """Numbers that are null or not depending on what the machine finds to be fast."""
 
 TIMINGS = {
-    "prompt_n": "int", "prompt_ms": "float", "prompt_per_token_ms": "float", "prompt_per_second": "float",
-    "predicted_n": "int", "predicted_ms": "float", "predicted_per_token_ms": "float", "predicted_per_second": "float",
-    "draft_n": "int", "draft_n_accepted": "int",
+    "cache_n": "int", "prompt_n": "int", "prompt_ms": "float", "prompt_per_token_ms": "float",
+    "prompt_per_second": "float", "predicted_n": "int", "predicted_ms": "float", "predicted_per_token_ms": "float",
+    "predicted_per_second": "float", "draft_n": "int", "draft_n_accepted": "int",
 }  # fmt: skip
 SUMMARY = {
     "finish_reason": "str", "stopped_by": "null", "seed": "int", "rounds": "int", "tokens_per_round": MAYBE,
@@ -40,7 +40,7 @@ SUMMARY = {
 }  # fmt: skip
 USAGE = {
     "prompt_tokens": "int", "completion_tokens": "int", "total_tokens": "int",
-    "completion_tokens_details": {"reasoning_tokens": "int"},
+    "prompt_tokens_details": {"cached_tokens": "int"}, "completion_tokens_details": {"reasoning_tokens": "int"},
 }  # fmt: skip
 TOKENS = [{"id": "int", "text": "str", "source": "str", "channel": "str", "confidence": MAYBE, "round": "int"}]
 HEAD = {"id": "str", "object": "str", "created": "int", "model": "str", "system_fingerprint": "str"}

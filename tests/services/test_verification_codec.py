@@ -64,11 +64,11 @@ def test_a_verdict_arrives_as_it_was_sent(data: st.DataObject, marks: list[bool]
         likely, st.lists(tokens, min_size=most, max_size=most), st.lists(likely, min_size=most, max_size=most),
     )  # fmt: skip
     said = tuple(data.draw(st.lists(places, min_size=accepted + len(own), max_size=accepted + len(own))))
-    verdict = Verdict(accepted, array(own), 1.5, passes=2, plausible=tuple(marks), logprobs=said)
+    verdict = Verdict(accepted, array(own), 1.5, passes=2, cached=1, plausible=tuple(marks), logprobs=said)
     frame = pb.VerifierFrame.FromString(write_verdict(7, verdict).SerializeToString())
     got = read_verdict(frame.verdict, ask, VOCABULARY)
     assert frame.verdict.round == 7
-    assert (got.accepted, got.tokens.tolist(), got.seconds, got.passes) == (accepted, own, 1.5, 2)
+    assert (got.accepted, got.tokens.tolist(), got.seconds, got.passes, got.cached) == (accepted, own, 1.5, 2, 1)
     assert got.plausible == tuple(marks)
     assert [(one.own, one.ids.tolist(), one.logprobs.tolist()) for one in got.logprobs] == [
         (one.own, one.ids.tolist(), one.logprobs.tolist()) for one in said

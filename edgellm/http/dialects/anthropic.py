@@ -182,11 +182,9 @@ class AnthropicWriter(BlockWriter):
         super().__init__(model)
         self._id = f"msg_{secrets.token_hex(12)}"
         self._content: list[Json] = []
-        self._prompt_tokens = 0
 
-    def open(self, prompt_tokens: int) -> Pieces:
-        self._prompt_tokens = prompt_tokens
-        yield {"type": "message_start", "message": self._message(0, stop_reason=None, stop_sequence=None)}
+    def open(self, summary: Summary) -> Pieces:
+        yield {"type": "message_start", "message": self._message(summary, 0, stop_reason=None, stop_sequence=None)}
 
     def begin_block(self, channel: Channel) -> Pieces:
         thinks = channel is Channel.THINKING
@@ -212,7 +210,7 @@ class AnthropicWriter(BlockWriter):
 
     def end(self, summary: Summary) -> Pieces:
         yield {
-            "type": "message_delta", "delta": self._stop(summary), "usage": self._usage(summary.tokens),
+            "type": "message_delta", "delta": self._stop(summary), "usage": _usage(summary, summary.tokens),
             "edgellm": {"summary": summary_of(summary)},
         }  # fmt: skip
         yield {"type": "message_stop"}
@@ -223,19 +221,13 @@ class AnthropicWriter(BlockWriter):
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
         list(self.stream(one))
-        message = self._message(one.summary.tokens, **self._stop(one.summary))
+        message = self._message(one.summary, one.summary.tokens, **self._stop(one.summary))
         return message | {"edgellm": {"summary": summary_of(one.summary)}}
 
-    def _message(self, tokens: int, **stop: str | None) -> dict[str, Any]:
+    def _message(self, summary: Summary, tokens: int, **stop: str | None) -> dict[str, Any]:
         return {
             "id": self._id, "type": "message", "role": "assistant", "model": self.model, "content": [*self._content],
-            **stop, "usage": self._usage(tokens),
-        }  # fmt: skip
-
-    def _usage(self, tokens: int) -> Json:
-        return {
-            "input_tokens": self._prompt_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
-            "output_tokens": tokens,
+            **stop, "usage": _usage(summary, tokens),
         }  # fmt: skip
 
     def _of_block(self, what: str, **fields: Json) -> Json:
@@ -253,6 +245,15 @@ class AnthropicWriter(BlockWriter):
         if summary.stopped_by:
             return {"stop_reason": "stop_sequence", "stop_sequence": summary.stopped_by}
         return {"stop_reason": "tool_use" if self.called else "end_turn", "stop_sequence": None}
+
+
+def _usage(summary: Summary, tokens: int) -> Json:
+    """Return the usage after `tokens` of a reply: the input tokens are those that were read."""
+    cached = summary.cached_tokens
+    return {
+        "input_tokens": summary.prompt_tokens - cached, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached, "output_tokens": tokens,
+    }  # fmt: skip
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:

@@ -46,7 +46,7 @@ class OpenAIWriter(Writer):
     def begin(self, model: str, piece: Callable[[int], bytes]) -> None:
         self.model, self._piece = model, piece
 
-    def open(self, prompt_tokens: int) -> Pieces:  # noqa: ARG002
+    def open(self, summary: Summary) -> Pieces:  # noqa: ARG002
         self._offset = 0
         if self._chat:
             yield self._chunk({"role": "assistant", "content": ""})
@@ -181,14 +181,16 @@ def _usage(summaries: Sequence[Summary], n: int) -> Json:
     reply = sum(summary.tokens for summary in summaries)
     return {
         "prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply,
+        "prompt_tokens_details": {"cached_tokens": sum(summary.cached_tokens for summary in summaries[::n])},
         "completion_tokens_details": {"reasoning_tokens": sum(summary.thinking_tokens for summary in summaries)},
     }  # fmt: skip
 
 
 def _timings(summary: Summary) -> Json:
-    prompt, first, rate = summary.prompt_tokens, summary.ttft_ms or 0.0, summary.tokens_per_second or 0.0
+    first, rate = summary.ttft_ms or 0.0, summary.tokens_per_second or 0.0
+    prompt = summary.prompt_tokens - summary.cached_tokens
     return {
-        "prompt_n": prompt, "prompt_ms": round(first, 4),
+        "cache_n": summary.cached_tokens, "prompt_n": prompt, "prompt_ms": round(first, 4),
         "prompt_per_token_ms": round(first / prompt, 4) if prompt else 0.0,
         "prompt_per_second": round(prompt / first * 1e3, 4) if first else 0.0,
         "predicted_n": summary.tokens, "predicted_ms": round(summary.seconds_decoding * 1e3, 4),

@@ -267,7 +267,7 @@ class ResponsesWriter(BlockWriter):
         self._tools = request.callable()
         self._item = ""  # the id of the item being written
 
-    def open(self, prompt_tokens: int) -> Pieces:  # noqa: ARG002
+    def open(self, summary: Summary) -> Pieces:  # noqa: ARG002
         reply = self._reply("in_progress")
         yield self._event("created", response=reply)
         yield self._event("in_progress", response=reply)
@@ -325,7 +325,7 @@ class ResponsesWriter(BlockWriter):
         self._keep(self._id, message | {"tool_calls": self._calls})
         cut = {"reason": "max_output_tokens"} if summary.finish_reason == "length" else None
         reply = self._reply("completed" if cut is None else "incomplete", incomplete_details=cut, usage={
-            "input_tokens": summary.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens": summary.prompt_tokens, "input_tokens_details": {"cached_tokens": summary.cached_tokens},
             "output_tokens": summary.tokens, "output_tokens_details": {"reasoning_tokens": summary.thinking_tokens},
             "total_tokens": summary.prompt_tokens + summary.tokens,
         })  # fmt: skip

@@ -172,12 +172,12 @@ class Writer(ABC):
 
     def stream(self, written: WrittenReply) -> Pieces:
         """Yield the pieces for a reply that has ended."""
-        yield from self.open(written.summary.prompt_tokens)
+        yield from self.open(written.summary)
         for event in (*written.events, written.summary):
             yield from self.pieces(event)
 
-    def open(self, prompt_tokens: int) -> Pieces:  # noqa: ARG002
-        """Yield the pieces before a choice's first token."""
+    def open(self, summary: Summary) -> Pieces:  # noqa: ARG002
+        """Yield the pieces before a choice's first token; `summary` has the figures of the prompt."""
         yield from ()
 
     @abstractmethod

@@ -163,7 +163,7 @@ class Verify(_message.Message):
     def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., prefix: _Optional[_Iterable[int]] = ..., chunk: _Optional[_Iterable[int]] = ..., extra: _Optional[int] = ..., copied: _Optional[bool] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("round", "accepted", "tokens", "seconds", "passes", "plausible", "logprobs")
+    __slots__ = ("round", "accepted", "tokens", "seconds", "passes", "plausible", "logprobs", "cached")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class Verdict(_message.Message):
     PASSES_FIELD_NUMBER: _ClassVar[int]
     PLAUSIBLE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     round: int
     accepted: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -178,7 +179,8 @@ class Verdict(_message.Message):
     passes: int
     plausible: bytes
     logprobs: Logprobs
-    def __init__(self, round: _Optional[int] = ..., accepted: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., passes: _Optional[int] = ..., plausible: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    cached: int
+    def __init__(self, round: _Optional[int] = ..., accepted: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., passes: _Optional[int] = ..., plausible: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("own", "ids", "likeliest")

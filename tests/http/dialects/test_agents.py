@@ -101,6 +101,38 @@ def test_a_services_model_is_the_opened_one(ask: Ask, path: str, model: str, str
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_usage_tells_the_tokens_that_were_read(server: HttpServer, path: str, stream: bool) -> None:
+    ask = asker(server)
+
+    def usage(turns: list[Any]) -> tuple[int, int]:
+        """Return the tokens read and those that were known already."""
+        body: Any = {"max_tokens": 12, "messages": turns, "stream": stream}
+        if path == CHAT and stream:
+            body["stream_options"] = {"include_usage": True}
+        answer = ask("POST", path, {"input": turns, "stream": stream} if path == RESPONSES else body)
+        last = answer.events_named if path != CHAT and stream else answer.events if stream else [answer.json]
+        if path == MESSAGES:
+            found = last[-2 if stream else 0]["usage"]
+            return found["input_tokens"], found["cache_read_input_tokens"]
+        if path == RESPONSES:
+            found = (last[-1]["response"] if stream else last[0])["usage"]
+            return found["input_tokens"] - (known := found["input_tokens_details"]["cached_tokens"]), known
+        timings = next(one["timings"] for one in last if "timings" in one)
+        found = next(one["usage"] for one in last if one.get("usage"))
+        known = found["prompt_tokens_details"]["cached_tokens"]
+        assert (timings["prompt_n"], timings["cache_n"]) == (found["prompt_tokens"] - known, known)
+        return timings["prompt_n"], known
+
+    first = {"role": "user", "content": f"{path} {stream} {QUESTION}"}
+    read, known = usage([first])
+    assert read > known
+    more, known = usage([first, A, {"role": "user", "content": "x " * 200}])
+    assert known >= read
+    assert 200 < more < 250
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_calls_go_back_to_the_tool_and_its_namespace(writing: tuple[Writer, HttpServer], stream: bool) -> None:
     writer, server = writing
     tools = [{"type": "namespace", "name": "mcp__x", "tools": CODEX}]

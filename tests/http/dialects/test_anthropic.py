@@ -62,7 +62,8 @@ def test_system_prompts_stop_sequences_and_blocks(connect: Connect, server: Http
     raw = ask("POST", "/v1/messages", {**ASKED, "max_tokens": 1, "service_tier": "auto", "system": system})
     assert raw.headers["x-edgellm-ignored"] == "service_tier"
     assert raw.headers["x-edgellm-verified"] == "1.0000"
-    assert raw.json["usage"]["input_tokens"] == counted[1]
+    usage = raw.json["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted[1]
 
 
 def test_errors_are_the_clients_own_exceptions(connect: Connect, server: HttpServer, own: LLM) -> None:

@@ -124,7 +124,7 @@ def by_anthropic(url: str, asked: Asked) -> Said:
     return Said(
         "".join(one.text for one in of["text"]), "".join(one.thinking for one in of["thinking"]),
         [(call.name, call.input) for call in of["tool_use"]], ends[done.stop_reason],
-        (done.usage.input_tokens, done.usage.output_tokens),
+        (done.usage.input_tokens + (done.usage.cache_read_input_tokens or 0), done.usage.output_tokens),
         [{"role": "assistant", "content": done.content}, *([{"role": "user", "content": results}] if results else [])],
     )  # fmt: skip
 
