@@ -173,7 +173,7 @@ class Pair:
                 path = Path(folder) / f"{first}.gguf"
                 cut(self.verifier.path, path, first, last, head=last == count - 1)
                 model = closing.enter_context(Model.load(path))
-                blocks.append(Block(model, head=last == count - 1, n_ctx=self._n_ctx, threads=1))
+                blocks.append(Block(model, ContextSpec(self._n_ctx, threads=1), head=last == count - 1))
                 closing.callback(blocks[-1].close)
             ids, at = self.reference.prompt, 0
             found: list[int] = []

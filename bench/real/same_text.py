@@ -2,28 +2,38 @@
 
 The model alone, without copies, is what all other ways are compared with: asked again, with copies, with the draft
 model, with copies and the draft model, with drafts in each round whether that pays or not, after a restart with saved
-prompts, in the second turn of a conversation read whole and continued, and at a served verifier of eight clients at
-once, over a link of loopback. Greedy, or at a temperature with a seed. `asked` has a question a line, as Spec-Bench has
-them, with `turns`; without it four questions are asked, one of which is about a long text. A reply some of whose tokens
-were not checked, because the verifier was too busy, is not counted.
+prompts, in the second turn of a conversation read whole and continued, at a served verifier of eight clients at once
+over a link of loopback, and by two devices that have half of the layers each. With a JSON schema, the model alone is
+asked by the same schema. Greedy, or at a temperature with a seed. `asked` has a question a line, as Spec-Bench has
+them, with `turns`; without it four questions are asked, one of which is about a long text. A model without a chat
+template continues the question. A reply some of whose tokens were not checked, because the verifier was too busy, is
+not counted.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.spec_bench import Question, questions
-from edgellm.engine import Message, Model
+from edgellm.engine import Message, Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.llm import LLM
+from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+from edgellm.llm.model_loading import EngineConfig
+from edgellm.mesh.layer_sources import WholeModel
+from edgellm.mesh.placement import model_costs
+from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.address import Address
-from edgellm.services.server.servers import VerifierServer
+from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import UNVERIFIED, Token
 from edgellm.storage import resolve
@@ -36,19 +46,34 @@ QUESTIONS = (
     "A train leaves at 9:40 and arrives at 12:15. How long does it take? Think step by step.",
 )
 SAVED = 2**31  # bytes of saved prompts at most
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"answer": {"type": "string"}, "keywords": {"type": "array", "items": {"type": "string"}}},
+        "required": ["answer", "keywords"],
+        "additionalProperties": False,
+    }
+)
 Prompt: TypeAlias = str | Sequence[Message]
 Ask: TypeAlias = Callable[[LLM, Prompt], list[int]]
 
 
+class Continued(str):
+    """A text that a model without a chat template continues."""
+
+
 def written(pair: LLM, prompt: Prompt, options: ReplyOptions) -> list[int]:
     """Return the tokens of a reply; none where some were not checked, as a verifier across the link was too busy."""
-    tokens = [event for event in pair.reply(prompt, options) if isinstance(event, Token)]
+    reply = pair.complete(prompt, options) if isinstance(prompt, Continued) else pair.reply(prompt, options)
+    tokens = [event for event in reply if isinstance(event, Token)]
     return [] if any(token.source in UNVERIFIED for token in tokens) else [token.id for token in tokens]
 
 
-def conversation(prompt: str, reply: bytes) -> list[Message]:
+def conversation(prompt: str, reply: bytes) -> Prompt:
     """Return a conversation whose second turn is to be answered."""
     said = reply.decode(errors="replace")
+    if isinstance(prompt, Continued):
+        return Continued(f"{prompt}{said}\n\nIn other words:")
     return [Message("user", prompt), Message("assistant", said), Message("user", "Why? Say it in other words.")]
 
 
@@ -72,11 +97,29 @@ def at_once(model: Model, draft: str, prompts: Sequence[str], options: ReplyOpti
     return [found[at % CLIENTS][at // CLIENTS] for at in range(len(prompts))]
 
 
+@contextmanager
+def over_two_devices(verifier: str, hardware: Hardware, n_ctx: int) -> Iterator[LLM]:
+    """Yield a pair without a draft model whose verifier's layers two workers of this machine have half of each."""
+    file, unit = ModelFile.open(resolve(verifier)), ComputeUnit(hardware)
+    layers = int(model_costs(file).shape.layers)
+    with ExitStack() as running:
+        addresses = [
+            running.enter_context(
+                WorkerServer(WeightCache(WholeModel(file), unit=unit), Address("127.0.0.1", 0))
+            ).address
+            for _ in range(2)
+        ]
+        split = "{}:1-{half},{}:{next}-{layers}".format(
+            *addresses, half=layers // 2, next=layers // 2 + 1, layers=layers
+        )
+        config, options = EngineConfig("none", hardware=hardware, history=False), MeshOptions(split, context=n_ctx)
+        yield running.enter_context(open_mesh(file, options, config)).pair
+
+
 def ways(
-    verifier: str, draft: str, asked: Sequence[Question], options: Mapping[str, Any], n_ctx: int, reproducible: bool
+    verifier: str, draft: str, prompts: Sequence[str], options: Mapping[str, Any], n_ctx: int, reproducible: bool
 ) -> Iterator[tuple[str, list[list[int]], list[list[int]]]]:
     """Yield for each way its name, the replies that are expected, and those that were written."""
-    prompts = [question.text for question in asked]
     off, default = ReplyOptions(**options, retrieval="off"), ReplyOptions(**options)
     always = ReplyOptions(**options, gamma=6, gate="always", retrieval="off")
 
@@ -101,10 +144,12 @@ def ways(
             written(alone, prompt, off)
             continued.append(written(alone, turn, off))
         yield "second turn, continued", second, continued
+        by_schema = each(alone, replace(off, json_schema=SCHEMA), prompts, "schema")
     with opened(draft) as pair:
         yield "copies and draft model", plain, each(pair, default, prompts, "pair")
         yield "drafts in each round", plain, each(pair, always, prompts, "always")
         yield "second turn, with drafts", second, each(pair, default, turns, "second turn, pair")
+        yield "with a schema", by_schema, each(pair, replace(default, json_schema=SCHEMA), prompts, "schema, pair")
     restarted = []
     for prompt, turn in zip(track(prompts, "restarts"), turns, strict=True):
         with opened(history=True, prompt_cache=SAVED) as first:
@@ -114,6 +159,8 @@ def ways(
     yield "second turn, after a restart", second, restarted
     with Model.load(resolve(verifier), LoadSpec(hardware)) as model:
         yield "eight clients, over a link", plain, at_once(model, draft, prompts, default, n_ctx)
+    with over_two_devices(verifier, hardware, n_ctx) as mesh:
+        yield "layers on two devices", plain, each(mesh, default, prompts, "mesh")
 
 
 def table(figures: Mapping[str, Any]) -> str:
@@ -140,9 +187,12 @@ def measure(
     own = [Question("own", question) for question in (*QUESTIONS, f"Summarise this text.\n\n{text}")]
     found = own if asked is None else questions(asked)
     found = found[:: max(1, len(found) // count)][:count]
+    with Model.load(resolve(verifier), LoadSpec(text_only=True)) as model:
+        form = str if model.chat_template_source else Continued
+    prompts = [form(question.text) for question in found]
     options = {"max_tokens": tokens, "temperature": temperature, "seed": 7}
     rows: list[dict[str, Any]] = []
-    for way, wanted, got in ways(verifier, draft, found, options, n_ctx, bool(reproducible)):
+    for way, wanted, got in ways(verifier, draft, prompts, options, n_ctx, bool(reproducible)):
         different = [
             (f"{number} ({question.category})", first_difference(one, other))
             for number, (question, one, other) in enumerate(zip(found, wanted, got, strict=True))

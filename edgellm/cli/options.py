@@ -304,6 +304,7 @@ def _argument(text: str) -> tuple[str, object]:
 DRAFT, VERIFIER = "draft", "verifier"
 PLANNING = ("gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn")
 """The options that a plan for several devices depends on."""
+_RUN_ONLY = "does not change a plan: give it to edgellm mesh run"
 _SWITCH = {"on": True, "off": False}
 Values = tuple[str, ...]
 
@@ -392,7 +393,8 @@ class PlanHardware(HardwareOptions):
 
     gpu_layers: Values = _hardware("auto|all|0", "all, if there are cards")
     ctx_size: Values = _hardware("N", "4096, or as many as are planned for")
-    mlock: Values = _hardware("VALUE", "", "does not change a plan: give it to edgellm mesh run")
+    mlock: Values = _hardware("VALUE", "", _RUN_ONLY)
+    reproducible: Values = _hardware("VALUE", "", _RUN_ONLY)
 
 
 @dataclass(frozen=True, slots=True)

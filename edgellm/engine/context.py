@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from hashlib import sha256
 from itertools import islice
 from typing import Any, Self, cast
@@ -21,7 +22,7 @@ from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.sequences import CachedSequences, PromptCache, SeqRows, split
 from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
-from edgellm.engine.model import Model, probe_of
+from edgellm.engine.model import Model
 from edgellm.engine.native import Stop
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
@@ -47,7 +48,8 @@ class Context(CachedSequences):
         if capture is not None:
             capture.check(model.n_layer)
         if spec.reproducible:
-            opened = replace(opened, padding=spec.padding or padding_of(model, opened))
+            padding = spec.padding or padding_of(model, opened, partial(_fits, model, opened))
+            opened = replace(opened, padding=padding)
         asked = opened.native
         self.captured = None if capture is None else Recorder(capture, spec.n_seq, spec.unified)
         lazy = spec.lazy and capture is None and not spec.reproducible  # rows of a head alone are another pass
@@ -368,27 +370,34 @@ class Context(CachedSequences):
         return views
 
 
-def padding_of(model: Model, spec: OpenSpec) -> Padding:
-    """Return the cheapest padding by which a context's logits do not depend on batches: known from an earlier trial, or
-    found now. Raises ModelUnsupported: there is none, or the model's state cannot drop padding."""
+def _fits(model: Model, spec: OpenSpec, padding: Padding) -> bool:
+    """Return whether logits do not depend on how ids are batched, with this padding. A recurrent state cannot drop
+    rows of padding."""
     tried = ContextSpec(
-        TRIED_ROWS, n_batch=TRIED_ROWS, threads=spec.native.threads, exact=spec.exact, reproducible=True
+        TRIED_ROWS, n_batch=TRIED_ROWS, threads=spec.native.threads, exact=spec.exact, reproducible=True,
+        padding=padding,
     )  # fmt: skip
+    with Context(model, tried) as context:
 
-    def fits(padding: Padding) -> bool:
-        with Context(model, replace(tried, padding=padding)) as context:
+        def decode(ids: Ids, position: int, outputs: int) -> Floats:
+            context.rollback(position)
+            return context.decode(ids, outputs=outputs)
 
-            def decode(ids: Ids, position: int, outputs: int) -> Floats:
-                context.rollback(position)
-                return context.decode(ids, outputs=outputs)
+        return not context.recurrent and agree(decode, model.n_vocab)
 
-            return not context.recurrent and agree(decode, model.n_vocab)
 
+def padding_of(model: Model, spec: OpenSpec, fits: Callable[[Padding], bool], head: bool = True) -> Padding:
+    """Return the cheapest padding by which a row's logits do not depend on the rows beside it: known from an earlier
+    trial of such tensors, with or without a `head`, or found now by `fits`. Raises ModelUnsupported: there is none."""
     found: list[Padding] | None = []
     if not model.offloaded:
-        how = f"{native.features().instructions} {spec.native.threads} {spec.native.cache_type}"
-        name = sha256(f"{probe_of(model.file, model.spec).key()} {how}".encode()).hexdigest()[:32]
-        path = cache_dir() / "probed" / f"rows-{name}.json"
+        header = model.header
+        shape = sorted(
+            (key, str(value)) for key, value in header.metadata.items() if key.startswith(header.architecture)
+        )
+        kinds = sorted({(one.kind, one.shape) for one in header.tensors})
+        how = f"{native.features().instructions} {spec.native.threads} {spec.native.cache_type} {head} {shape} {kinds}"
+        path = cache_dir() / "probed" / f"rows-{sha256(how.encode()).hexdigest()[:32]}.json"
         found = read_cached(path, lambda known: [Padding(*map(int, one)) for one in known])
         if found is None:
             found = list(islice(filter(fits, PADDINGS), 1))

@@ -6,15 +6,16 @@ A stage of a mesh is a chain of blocks, so that its first layers can compute whi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.context import Context
-from edgellm.engine.context_spec import ContextSpec
+from edgellm.engine.context import Context, padding_of
+from edgellm.engine.context_spec import MOST_PADDING, TRIED_ROWS, ContextSpec, Padding, agree
 from edgellm.engine.graph_hooks import Capture
-from edgellm.engine.hardware import QUANTISED
+from edgellm.engine.hardware import N_BATCH, QUANTISED
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import Model
 from edgellm.engine.vocabulary import Floats, Ids
@@ -38,26 +39,46 @@ class Block:
     sequences take less time together than one by one where there are at least `rows_that_pay` of them.
     """
 
-    def __init__(
-        self, model: Model, *, head: bool, n_ctx: int, n_seq: int = 1, rows: int = 256, threads: int | None = None,
-        n_params: int = 0,
-    ) -> None:  # fmt: skip
-        """Reserve the cache. At most `rows` are computed at once; more are computed one batch after the other.
+    def __init__(self, model: Model, spec: ContextSpec, *, head: bool, n_params: int = 0) -> None:
+        """Reserve the cache. At most `n_batch` rows are computed at once; more are computed one batch after the other.
         `n_params`: the parameters of the whole model, 0 if unknown. A shard is computed as the whole would be, with
-        flash attention and as many threads, since these round differently. Raises InvalidOption, EngineFailed: as for
-        `Context`."""
-        self.head = head
+        flash attention and as many threads, since these round differently; `reproducible`, also to the bit, with
+        padding. Raises InvalidOption, EngineFailed: as for `Context`; ModelUnsupported: it cannot be reproducible."""
+        self.head, self._model, self._padding = head, model, spec.padding or Padding()
         self._last = model.n_layer - 1
         capture = None if head else Capture(outputs=(self._last,), stop_after=self._last)
         n_params, hardware = n_params or model.n_params, model.hardware
         chosen = hardware.flash_attn is not None or hardware.cache_type in QUANTISED
-        spec = ContextSpec(
-            n_ctx=n_ctx, n_seq=n_seq, n_batch=rows, unified=n_seq == 1, whole_window=True,
-            threads=threads or hardware.threads or native.default_threads(n_params),
-            flash=None if chosen else native.flash_pays(n_params, rows, model.offloaded),
+        n_batch, room = spec.n_batch or N_BATCH, MOST_PADDING if spec.reproducible else 0
+        flash = None if chosen else native.flash_pays(n_params, n_batch, model.offloaded)
+        opened = replace(
+            spec, n_ctx=spec.n_ctx + room, n_batch=n_batch + room, unified=spec.n_seq == 1, whole_window=True,
+            threads=spec.threads or hardware.threads or native.default_threads(n_params),
+            flash=False if spec.reproducible else flash, reproducible=False, padding=None,
         )  # fmt: skip
-        self._context = Context(model, spec, capture=capture)
+        self._context = Context(model, opened, capture=capture)
         self.rows_that_pay = native.rows_that_pay(model.n_params, model.n_layer, model.offloaded)
+        if spec.reproducible and spec.padding is None:
+            try:
+                self._padding = padding_of(model, self._context.spec, self._fits, head)
+            except BaseException:
+                self._context.close()
+                raise
+
+    def _fits(self, padding: Padding) -> bool:
+        """Return whether rows do not depend on those beside them, with this padding. They are small, as embeddings are:
+        in large ones, what a layer adds would be rounded away. A single row is always padded: the few layers of a
+        block may hide that its attention is another."""
+        if padding.least == 1:
+            return False
+        known = 0.02 * np.random.default_rng(1).standard_normal((TRIED_ROWS, self._model.n_embd), dtype=np.float32)
+        spec = ContextSpec(TRIED_ROWS, n_batch=TRIED_ROWS, threads=self.threads, reproducible=True, padding=padding)
+        with closing(Block(self._model, spec, head=self.head)) as block:
+
+            def decode(ids: Ids, start: int, outputs: int) -> Floats:
+                return block.forward(known[ids], start=start, outputs=outputs)[-outputs:]
+
+            return agree(decode, TRIED_ROWS)
 
     def forward(self, given: Ids | Floats, *, start: int, seq: int = 0, outputs: int = 0) -> Floats:
         """Compute ids (n,) or rows (n, n_embd) for the positions from `start` on; drop what the cache holds from there.
@@ -81,7 +102,8 @@ class Block:
             ContextFull, EngineFailed: as for `forward`, for all sequences.
         """
         context, n, most = self._context, len(passages[0].data), self._context.n_batch
-        if len(passages) > 1 and (len({one.data.shape for one in passages}) > 1 or n * len(passages) > most):
+        padded = self._padding.rows(n)
+        if len(passages) > 1 and (len({one.data.shape for one in passages}) > 1 or padded * len(passages) > most):
             # llama.cpp would compute, and show, rows in another order.
             raise InvalidOption(
                 f"{len(passages)} sequences, the first with {n} rows, cannot go through a block together.",
@@ -91,19 +113,29 @@ class Block:
             context.rollback(one.start, one.seq)
         order = sorted(range(len(passages)), key=lambda at: passages[at].seq)
         # llama.cpp's pieces of a batch take consecutive sequences.
-        found = context.decode_rows([self._rows(passages[at]) for at in order])
-        if not self.head:
+        found = context.decode_rows([self._rows(passages[at], padded - n) for at in order])
+        if padded > n:
+            for one in passages:
+                context.rollback(one.start + n, one.seq)
+        if self.head:
+            ends = [len(rows) - (padded - n) for rows in found]
+            found = [rows[end - passages[at].outputs : end] for rows, at, end in zip(found, order, ends, strict=True)]
+        else:
             if context.captured is None:
                 raise EngineFailed("The block captured no rows.", "Report this.")
             shown = context.captured.output(self._last)
-            found = [shown[at * n : (at + 1) * n] for at in range(len(order))]
+            found = [shown[at * padded : at * padded + n] for at in range(len(order))]
         return [found[order.index(at)] for at in range(len(order))]
 
-    def _rows(self, passage: BlockRows) -> SeqRows:
+    def _rows(self, passage: BlockRows, more: int) -> SeqRows:
+        """Return a passage with copies of its last row, `more` of them, which have logits if that has any."""
         outputs = passage.outputs if self.head else 0
-        if passage.data.ndim == 1:
-            return SeqRows(passage.seq, passage.data.astype(np.int32, copy=False), outputs)
-        return SeqRows.of_embedded(passage.data.astype(np.float32, copy=False), passage.seq, outputs)
+        if outputs:
+            outputs = self._padding.rows(outputs + more)
+        data = np.concatenate((passage.data, np.repeat(passage.data[-1:], more, axis=0))) if more else passage.data
+        if data.ndim == 1:
+            return SeqRows(passage.seq, data.astype(np.int32, copy=False), outputs)
+        return SeqRows.of_embedded(data.astype(np.float32, copy=False), passage.seq, outputs)
 
     @property
     def threads(self) -> int:

@@ -27,7 +27,7 @@ class StageSpec:
     without the file computes with some of these very pieces, or not at all. Rows have `n_embd` numbers, ids lie below
     `n_vocab`. `sessions` replies of `context` tokens each are held at once. `half`: rows travel as 16-bit floats, not
     32. `stages` is the number of stages in the pipeline, and `n_params` that of the whole model's parameters, 0 if
-    unknown.
+    unknown. `reproducible`: rows do not depend on how they were batched, to the bit.
     """
 
     model: str
@@ -42,6 +42,7 @@ class StageSpec:
     stages: int = 1
     pieces: tuple[LayerPiece, ...] = ()
     n_params: int = 0
+    reproducible: bool = False
 
     @property
     def ends(self) -> bool:

@@ -29,7 +29,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Block, BlockRows, Floats, Ids, Model
+from edgellm.engine import Block, BlockRows, ContextSpec, Floats, Ids, Model
 from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ModelCorrupt, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import require
@@ -318,10 +318,9 @@ class Stage:
             raise ModelCorrupt(
                 f"The file with layers {layers} of {work.name} has {model.n_layer} layers.", "Deploy them again."
             )
-        return Block(
-            model, head=layers.stop == work.n_layers, n_ctx=work.context, n_seq=work.sessions,
-            rows=max(MAX_ROWS + 1, work.sessions), n_params=work.n_params,
-        )  # fmt: skip
+        rows = max(MAX_ROWS + 1, work.sessions)
+        spec = ContextSpec(work.context, work.sessions, rows, reproducible=work.reproducible)
+        return Block(model, spec, head=layers.stop == work.n_layers, n_params=work.n_params)
 
     def _set_share(self, share: float) -> None:
         self._share = min(share, 0.999)

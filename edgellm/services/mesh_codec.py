@@ -73,7 +73,7 @@ def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
         protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start, last=work.layers.last,
         layers=work.n_layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
         half=work.half, stage=stage, version=VERSION, stages=work.stages, pieces=write_pieces(work.pieces),
-        parameters=work.n_params,
+        parameters=work.n_params, reproducible=work.reproducible,
     )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def read_work(message: pb.Prepare) -> StageSpec:
     return StageSpec(
         message.model.hex(), message.name[:_MAX_TEXT], LayerRange(message.first, message.last + 1), message.layers,
         message.n_embd, message.n_vocab, message.context, message.sessions, message.half, max(1, message.stages),
-        read_pieces(message.pieces), message.parameters,
+        read_pieces(message.pieces), message.parameters, message.reproducible,
     )  # fmt: skip
 
 

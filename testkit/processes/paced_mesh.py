@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from edgellm.engine import Block, BlockRows, Floats, Model
+from edgellm.engine import Block, BlockRows, ContextSpec, Floats, Model
 from edgellm.mesh import stage, weight_cache
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.storage import layer_pieces as manifest
@@ -51,9 +51,9 @@ class Pace:
 class PacedBlock(Block):
     """Layers whose passes last at least as long as the `pace` says."""
 
-    def __init__(self, model: Model, *, pace: Pace, **options: Any) -> None:
+    def __init__(self, model: Model, spec: ContextSpec, *, pace: Pace, **options: Any) -> None:
         self._pace, self._layers = pace, model.n_layer
-        super().__init__(model, **options)
+        super().__init__(model, spec, **options)
 
     def forward_together(self, passages: Sequence[BlockRows]) -> list[Floats]:
         """See `Block.forward_together`."""

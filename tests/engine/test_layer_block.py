@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, BlockRows, Floats, Ids, Model, check_cuttable, check_gguf, cut
+from edgellm.engine import Block, BlockRows, ContextSpec, Floats, Ids, Model, check_cuttable, check_gguf, cut
 from edgellm.errors import EngineFailed, InvalidOption
 from tests.conftest import Architectures
 from tests.engine.logits import difference, some_ids
@@ -35,7 +35,7 @@ class Chain:
 
     def __init__(self, halves: tuple[Model, Model], rows: int = 64) -> None:
         self.blocks = [
-            Block(model, head=head, n_ctx=64, n_seq=SEQUENCES, rows=rows, threads=1)
+            Block(model, ContextSpec(64, SEQUENCES, rows, threads=1), head=head)
             for model, head in zip(halves, (False, True), strict=True)
         ]
 
@@ -125,8 +125,8 @@ def test_rows_far_outside_the_window_can_be_rolled_back(architectures: Architect
     with Model.load(tmp_path / "part.gguf") as model:
         rows = np.random.default_rng(0).normal(size=(900, model.n_embd)).astype(np.float32)
         for sessions in (1, 2):
-            block = Block(model, head=False, n_ctx=1024, n_seq=sessions, rows=64, threads=1)
-            fresh = Block(model, head=False, n_ctx=1024, n_seq=sessions, rows=64, threads=1)
+            block = Block(model, ContextSpec(1024, sessions, 64, threads=1), head=False)
+            fresh = Block(model, ContextSpec(1024, sessions, 64, threads=1), head=False)
             block.forward(rows, start=0)
             fresh.forward(rows[:100], start=0)
             expected = fresh.forward(rows[:7], start=100).copy()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine import Block, Model, ModelFile, check_gguf, costs_of, cut, native
+from edgellm.engine import Block, ContextSpec, Model, ModelFile, check_gguf, costs_of, cut, native
 from edgellm.engine.gguf.memory import PREDICTED_ROWS, converted_bytes, model_bytes, output_rows
 from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.hardware import Hardware
@@ -56,7 +56,7 @@ def test_quantised_keys_and_values_take_what_is_reserved(
     path = files["large", "Q4_0"]
     with Model.load(path, LoadSpec(Hardware(cache_type=cache_type))) as model:
         log.clear()
-        Block(model, head=True, n_ctx=1000, n_seq=2, rows=ROWS, threads=1).close()
+        Block(model, ContextSpec(1000, 2, ROWS, threads=1), head=True).close()
     assert costs_of(check_gguf(path), cache_type).cache(4, 1000, 2) == pytest.approx(reserved(log, "KV"), abs=6000)
 
 
@@ -78,7 +78,7 @@ def test_it_is_about_what_is_reserved(
         cut(path, tmp_path / "block.gguf", first, last, head=last == 3)
         with Model.load(tmp_path / "block.gguf") as model:
             log.clear()
-            Block(model, head=last == 3, n_ctx=context, n_seq=sessions, rows=ROWS, threads=1).close()
+            Block(model, ContextSpec(context, sessions, ROWS, threads=1), head=last == 3).close()
         layers = last - first + 1
         told = reserved(log, "KV")  # in hundredths of a mebibyte
         assert costs.cache(layers, context, sessions) == pytest.approx(told, abs=6000)

@@ -16,6 +16,7 @@ from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.services.server.servers import WorkerServer
+from edgellm.spec.params import ReplyOptions
 from edgellm.storage import resolve
 from edgellm.storage.layer_store import LayerStore
 from edgellm.storage.model_files import SMOLLM2
@@ -32,10 +33,14 @@ LONG = "Summarise this in one sentence. " + " ".join(
 )
 
 
-@pytest.mark.parametrize("split", ["{}:1-15,{}:16-30", "here:1-5,{}:6-20,{}:21-30"])
-def test_a_reply_is_the_models_own_wherever_it_is_cut(split: str, tmp_path: Path) -> None:
-    """Small pieces of a model are computed as the whole is, and activations travel in full."""
-    file, unit = ModelFile.open(MODEL), ComputeUnit(Hardware(threads=1))
+@pytest.mark.parametrize(
+    ("split", "reproducible"),
+    [("{}:1-15,{}:16-30", False), ("here:1-5,{}:6-20,{}:21-30", False), ("{}:1-15,{}:16-30", True)],
+)
+def test_a_reply_is_the_models_own_wherever_it_is_cut(split: str, reproducible: bool, tmp_path: Path) -> None:
+    """Small pieces of a model are computed as the whole is, and activations travel in full. If it is reproducible, also
+    where rows of copies are computed with others."""
+    file, unit = ModelFile.open(MODEL), ComputeUnit(Hardware(threads=1, reproducible=reproducible))
     with ExitStack() as running:
         addresses = [
             running.enter_context(WorkerServer(WeightCache(WholeModel(file, store), unit=unit), ANYWHERE)).address
@@ -43,7 +48,8 @@ def test_a_reply_is_the_models_own_wherever_it_is_cut(split: str, tmp_path: Path
         ]
         config, options = EngineConfig("none", hardware=unit.hardware), MeshOptions(split.format(*addresses))
         mesh = running.enter_context(open_mesh(file, options, config)).pair
-        alone = running.enter_context(LLM.open("none", MODEL, threads=1))
+        alone = running.enter_context(LLM.open("none", MODEL, hardware=unit.hardware))
+        asked = ReplyOptions(max_tokens=48, temperature=0.0, retrieval="off")
         for question in ("Why is the sky blue?", LONG):
-            replies = [one.reply(question, max_tokens=48, temperature=0.0, retrieval="off") for one in (mesh, alone)]
-            assert ids(replies[0]) == ids(replies[1]), question
+            copies = "auto" if reproducible else "off"
+            assert ids(mesh.reply(question, asked, retrieval=copies)) == ids(alone.reply(question, asked)), question

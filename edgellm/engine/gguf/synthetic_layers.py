@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.cuttable import DENSE_LEAD, SLIVER, check_cuttable, cut_bytes, cut_points, largest_part
 from edgellm.engine.gguf.memory import Dimensions, text_layers
 from edgellm.engine.gguf.reader import F16, F32, TENSOR_TYPES, ModelFile, TensorInfo
@@ -121,7 +122,7 @@ def time_passes(
     best: dict[int, float] = {}
     with ExitStack() as opened:
         models = [opened.enter_context(Model.load(path, LoadSpec(hardware))) for path in paths]
-        chain = [Block(model, head=False, n_ctx=max(ROWS), rows=max(ROWS)) for model in models]
+        chain = [Block(model, ContextSpec(max(ROWS), n_batch=max(ROWS)), head=False) for model in models]
         for block in chain:
             opened.callback(block.close)
         _through(chain, np.zeros((1, blocks.width), dtype=np.float32))  # the weights come from the disk

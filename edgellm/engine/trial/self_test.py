@@ -255,7 +255,7 @@ def _decode(model: Model, embeds: bool) -> None:
             embedder.embed(ids)
         return
     if not model.has_vocabulary:
-        block = Block(model, head=True, n_ctx=_POSITIONS, rows=_ROWS)
+        block = Block(model, ContextSpec(_POSITIONS, n_batch=_ROWS), head=True)
         for start, n in ((0, _TEXT), (_TEXT, 1)):
             block.forward(np.zeros((n, model.n_embd), dtype=np.float32), start=start, outputs=1)
         return

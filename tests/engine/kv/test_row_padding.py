@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows
-from edgellm.engine import context as contexts
+from edgellm.engine import Block, Context, ContextSpec, Floats, Ids, Model, SeqRows, cut
 from edgellm.engine.context import padding_of
 from edgellm.engine.context_spec import DEEP, PADDINGS, Padding, agree
 from edgellm.engine.hardware import Hardware
@@ -55,11 +56,10 @@ def test_what_was_found_is_kept(quantised: Model, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
     with Context(quantised, SPEC) as context:
         found = context.spec.padding
-        monkeypatch.setattr(contexts, "PADDINGS", ())
-        assert padding_of(quantised, context.spec) == found
+        assert padding_of(quantised, context.spec, lambda _: False) == found
         next(tmp_path.glob("cache/probed/rows-*")).write_text("{", encoding="utf-8")
         with pytest.raises(ModelUnsupported, match="Leave out --reproducible"):
-            padding_of(quantised, context.spec)
+            padding_of(quantised, context.spec, lambda _: False)
 
 
 def test_logits_do_not_depend_on_pieces_outputs_or_room(quantised: Model, ids: Ids) -> None:
@@ -88,6 +88,34 @@ def test_logits_do_not_depend_on_other_sequences(quantised: Model, ids: Ids) -> 
             context.rollback(20, seq)
             single = [context.decode(ids[at : at + 1], seq=seq)[0].copy() for at in range(40, 43)]
             assert np.array_equal(single, together[seq])
+
+
+def test_layers_on_several_devices_compute_rows_alike(quantised: Model, ids: Ids, tmp_path: Path) -> None:
+    """A block's rows do not depend on those beside them, and all blocks together give the whole model's logits."""
+    n, logits = quantised.n_layer, []
+    paths = tmp_path / "lower.gguf", tmp_path / "upper.gguf"
+    cut(quantised.path, paths[0], 0, n // 2 - 1, head=False)
+    cut(quantised.path, paths[1], n // 2, n - 1, head=True)
+    with Context(quantised, SPEC) as context, ExitStack() as opened:
+        whole = context.decode(ids, outputs=3).copy()
+        models = [opened.enter_context(Model.load(path)) for path in paths]
+        spec = replace(SPEC, n_seq=2)
+        blocks = [Block(model, spec, head=model is models[1]) for model in models]
+        for block in blocks:
+            opened.callback(block.close)
+        for pieces in ((64, 36), (50, 47, 1, 1, 1)):
+            start = 0
+            for piece in pieces:
+                rows: Ids | Floats = ids[start : start + piece]
+                outputs = min(piece, 3)
+                for block in blocks:
+                    rows = block.forward(rows, start=start, outputs=outputs)
+                start += piece
+                logits.append(rows[-1].copy())
+                assert blocks[0].length() == start
+            assert len(rows) == outputs
+        assert np.array_equal(logits[1], logits[-1])
+        assert np.array_equal(whole[-1], logits[-1])
 
 
 def test_what_cannot_be_reproducible_says_so() -> None:
