@@ -17,22 +17,28 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
+import numpy as np
+
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.settings import Earlier
-from bench.robustness.lossless import TIE, difference, prompts
 from bench.upstream.alone import asked_prompts, reused, steps, writes_alone
-from edgellm.engine import Message, Model
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.llm import LLM
+from edgellm.spec.types import Ids
 from edgellm.storage import resolve
 from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.opening import UpstreamOptions, open_upstream
 from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamTiming
+from models.case import Case
+from models.home.corpus import held_out
+from models.home.families import FAMILIES
 from testkit.gguf.changed import to_f32
 from testkit.upstream.engine import Engine
 from testkit.upstream.kinds import KINDS, POSITIONS
@@ -40,7 +46,36 @@ from testkit.upstream.relay import Exchange, Relay
 from testkit.upstream.server import UpstreamServer
 
 PATIENT = UpstreamTiming(least=600.0)  # a busy machine must not be taken for a lost server
+TIE = 1e-3
+"""Logits closer than this may swap ranks with the shape of the batch. In f32 they vary by some 1e-5."""
 COUNTS = ("equal", "tie", "bug", "unverified", "tokens", "verdicts", "requests")
+
+
+def prompts(n: int) -> list[Case]:
+    """Return `n` held-out cases, the families in turn."""
+    streams = [held_out(family, -(-n // len(FAMILIES))) for family in FAMILIES]
+    return list(islice((case for group in zip(*streams, strict=True) for case in group), n))
+
+
+def gap(model: Model, prompt: Ids, common: list[int], one: int | None, other: int | None) -> float:
+    """Return the difference of the verifier's logits of two tokens after prompt and common text; None ends the turn."""
+    text = np.concatenate((prompt, np.array(common, dtype=np.int32)))
+    context = Context(model, ContextSpec(n_ctx=model.n_ctx_train))
+    try:
+        row = context.decode(text)[0]
+        ends = [token for token in range(model.n_vocab) if model.is_eog(token)]
+        end = max(ends, key=lambda token: row[token])
+        return float(abs(row[end if one is None else one] - row[end if other is None else other]))
+    finally:
+        context.close()
+
+
+def difference(model: Model, prompt: Ids, ours: list[int], theirs: list[int]) -> tuple[str, float, int]:
+    """Return of two replies that differ: `tie` or `bug`, the difference of the logits, and the place of the token."""
+    at = next(i for i in range(1 + max(len(ours), len(theirs))) if ours[i : i + 1] != theirs[i : i + 1])
+    one, other = next(iter(ours[at : at + 1]), None), next(iter(theirs[at : at + 1]), None)
+    apart = gap(model, prompt, ours[:at], one, other)
+    return "tie" if apart < TIE else "bug", apart, at
 
 
 def conversations(count: int) -> list[list[Message]]:
@@ -83,7 +118,7 @@ def replies(
             equal = ours == theirs
         counts["equal"] += equal
         if not equal:
-            kind, apart, at = difference(model, prompt, ours, theirs, TIE)
+            kind, apart, at = difference(model, prompt, ours, theirs)
             counts[kind] += 1
             ties.append({"reply": number, "token": at, "logits_apart": apart, "kind": kind})
     asked = counts["requests"] if passes is None else passes

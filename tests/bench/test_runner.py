@@ -18,13 +18,7 @@ from bench.harness.runner import main, run
 from testkit import ROOT
 
 FAST = ("csgo/exact", "csgo/paper", "coordgen/graph_switching")
-NIGHTLY = (
-    "synera/early_exit",
-    "coordgen/acceptance",
-    "robustness/json_schema",
-    "robustness/lossless",
-    "mesh/kill_worker",
-)
+NIGHTLY = ("synera/early_exit", "coordgen/acceptance", "robustness/json_schema", "mesh/kill_worker")
 
 
 @pytest.fixture
