@@ -102,12 +102,11 @@ class TextModel:
         )
         return Vocabulary.of(pieces, kinds, self._required(pieces, kinds))
 
-    def share_vocabulary(self, other: TextModel) -> None:
-        """Use the vocabulary of `other` if both files describe the same tokenizer: an array of 150,000 texts is read
-        and kept once. Raises ModelUnsupported without a tokenizer."""
+    def has_tokenizer_of(self, other: TextModel) -> bool:
+        """Return whether both files describe the same tokenizer, so that no vocabulary has to be read to compare them.
+        Raises ModelUnsupported without a tokenizer."""
         self._check_vocabulary()
-        if self.n_vocab == other.n_vocab and tokenizer_hash(self.file) == tokenizer_hash(other.file):
-            self.vocabulary = other.vocabulary
+        return self.n_vocab == other.n_vocab and tokenizer_hash(self.file) == tokenizer_hash(other.file)
 
     def _required(self, pieces: Sequence[bytes], kinds: bytes) -> frozenset[int]:
         """Return the ids that end a generation, and the control tokens that the chat template writes."""

@@ -129,7 +129,8 @@ class PairFit:
 
 def fit(draft: Model, verifier: Model, draft_name: Named | None, verifier_name: Named | None) -> PairFit:
     """Compare the vocabularies of two models that were asked for by these names, or by `DEFAULT`."""
-    draft.share_vocabulary(verifier)
+    if draft.has_tokenizer_of(verifier):
+        return PairFit()
     match = draft.vocabulary.match(verifier.vocabulary)
     if match.different is None:
         return PairFit(match.shared if draft.n_vocab != verifier.n_vocab else None)

@@ -84,18 +84,9 @@ def test_the_bundled_pair_shares_one(draft_model: Model, verifier_model: Model) 
     assert all(draft.pieces[i] for i in hidden)  # control tokens have a name there
 
 
-def test_the_vocabulary_of_a_file_with_the_same_tokenizer_is_shared(draft_path: Path, verifier_path: Path) -> None:
-    with Model.load(draft_path) as draft, Model.load(verifier_path) as verifier:
-        alone = draft.vocabulary
-        with Model.load(draft_path) as again:
-            again.share_vocabulary(verifier)
-            assert again.vocabulary is verifier.vocabulary
-            assert again.vocabulary == alone
-
-
 @pytest.mark.parametrize("key", ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.chat_template"])
-def test_a_vocabulary_is_not_shared_where_any_of_the_tokenizer_differs(
-    draft_path: Path, verifier_path: Path, tmp_path: Path, key: str
+def test_a_tokenizer_is_another_where_any_of_it_differs(
+    draft_path: Path, verifier_model: Model, draft_model: Model, tmp_path: Path, key: str
 ) -> None:
     changed, data = tmp_path / "changed.gguf", bytearray(draft_path.read_bytes())
     at = check_gguf(draft_path).value_offsets[key]
@@ -107,6 +98,6 @@ def test_a_vocabulary_is_not_shared_where_any_of_the_tokenizer_differs(
     else:
         data[at + 12 + 4 * 2000] = 4  # user-defined
     changed.write_bytes(data)
-    with Model.load(changed, faults=()) as other, Model.load(verifier_path) as verifier:
-        other.share_vocabulary(verifier)
-        assert other.vocabulary is not verifier.vocabulary
+    assert draft_model.has_tokenizer_of(verifier_model)
+    with Model.load(changed, faults=()) as other:
+        assert not other.has_tokenizer_of(verifier_model)
