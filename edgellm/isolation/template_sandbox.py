@@ -49,14 +49,21 @@ class _Generation(Extension):
 
 
 def compile_template(source: str) -> Renderer:
-    """Return the function that renders conversations, with the functions of Hugging Face's `apply_chat_template`.
-    Raises Jinja's errors; the function raises any error of the template."""
+    """Return the function that renders conversations, with the functions of Hugging Face's `apply_chat_template` and
+    today's date, in place of which some templates would write that of their making. Raises Jinja's errors; the function
+    raises any error of the template."""
     render = _environment().from_string(source).render
     defaults: dict[str, object] = {
         "add_generation_prompt": True, "functions": "", "function_call": None, "tools": None, "tool_choice": None,
-        "raise_exception": _raise_exception, "strftime_now": _strftime_now, "datetime": _strftime_now("%b %d %Y"),
+        "raise_exception": _raise_exception,
     }  # fmt: skip
-    return lambda conversation: render({**defaults, **conversation})
+
+    def rendered(conversation: Mapping[str, object]) -> str:
+        now = datetime.now().strftime  # noqa: DTZ005  templates mean the local date
+        dates = {"strftime_now": now, "datetime": now("%b %d %Y"), "date_string": now("%d %b %Y")}
+        return render({**defaults, **dates, **conversation})
+
+    return rendered
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -93,10 +100,6 @@ def describe(error: Exception) -> str:
 
 def _raise_exception(message: str) -> None:
     raise ValueError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005  templates mean the local date
 
 
 def _tojson(

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -85,6 +86,13 @@ def test_a_source_and_then_conversations(child: Child) -> None:
     for content in ("mug", "\ud800 ünï \ue000"):
         found = rendered(child, messages=[{"role": "user", "content": content}], bos_token="<s>", eos_token="")
         assert found == f"<s>{content}"
+
+
+def test_a_template_writes_todays_date_or_that_of_the_caller(child: Child) -> None:
+    compiled(child, "{% if date_string is not defined %}26 Jul 2024{% endif %}{{ date_string }}")
+    before, wrote = (f"{datetime.now(UTC).astimezone():%d %b %Y}", rendered(child))
+    assert wrote in (before, f"{datetime.now(UTC).astimezone():%d %b %Y}")
+    assert rendered(child, date_string="1 May") == "1 May"
 
 
 def test_an_error_is_told_in_short_and_the_child_goes_on(child: Child) -> None:
