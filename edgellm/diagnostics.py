@@ -19,7 +19,6 @@ import psutil
 
 from edgellm import system
 from edgellm.errors import EdgeError, PeerTooNew, PeerTooOld, ProtocolError, TrustUnusable, VerifierUnreachable
-from edgellm.llm.model_loading import is_url
 from edgellm.mesh import ENGINES, part_of
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import run_in_network_loop
@@ -31,7 +30,7 @@ from edgellm.rpc.trust.identity import Identity, trust_folder
 from edgellm.rpc.trust.trust import Peers, Right, Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, check_version, program_version
 from edgellm.sleeping import waking
-from edgellm.storage.model_files import DEFAULT, hub_cache, resolve_pair
+from edgellm.storage.model_files import DEFAULT, hub_cache, is_url, resolve, resolve_pair
 from edgellm.system import data_dir
 
 
@@ -94,9 +93,13 @@ def examine_machine() -> Iterator[Finding]:
 
 
 def _library() -> Iterator[Finding]:
-    from edgellm.engine.library import how_to_compile
-    from edgellm.engine.native import available_threads, description, features
-    from edgellm.engine.trial.probe import WITHOUT_AMX, amx_failure
+    try:
+        from edgellm.engine.library import how_to_compile
+        from edgellm.engine.native import available_threads, description, features
+        from edgellm.engine.trial.probe import WITHOUT_AMX, amx_failure
+    except EdgeError as error:
+        yield _told("llama.cpp", error)
+        return
 
     found, flags = features(), system.processor_flags()
     yield _fine("llama.cpp", f"{description()}.")
@@ -212,20 +215,23 @@ def examine(*, draft: str = DEFAULT, peers: Sequence[str] = (), interfaces: Sequ
     the vocabulary of the model `draft`. The addresses `peers`, HOST:PORT or the URL of a stock server, are checked,
     too; `interfaces` are the networks to use instead of those of the home. Raise InvalidOption for one that is wrong.
     """
-    from edgellm.engine import Model
-    from edgellm.storage import resolve
-
     addresses = [ModelAddress.parse(text).address for text in peers if not is_url(text)]
     hosts, vocabulary = chosen_hosts(interfaces), ""
     draft = str(resolve_pair(draft, None).draft)
-    yield from examine_machine()
-    try:
-        with Model.load(resolve(draft)) as model:
-            vocabulary = model.vocabulary.fingerprint
-    except EdgeError as error:
-        yield _problem("vocabulary", f"The draft model cannot be read: {error.what}", error.next_step)
-    for url in filter(is_url, peers):
-        yield from examine_server(url, draft)
+    computes = True
+    for found in examine_machine():
+        yield found
+        computes = computes and (found.topic, found.state) != ("llama.cpp", "problem")
+    if computes:  # to load a llama.cpp again that could not be loaded may end the process
+        from edgellm.engine import Model
+
+        try:
+            with Model.load(resolve(draft)) as model:
+                vocabulary = model.vocabulary.fingerprint
+        except EdgeError as error:
+            yield _problem("vocabulary", f"The draft model cannot be read: {error.what}", error.next_step)
+        for url in filter(is_url, peers):
+            yield from examine_server(url, draft)
     yield from examine_interfaces(hosts)
     try:
         trust = Trust.load()
@@ -242,7 +248,6 @@ def examine(*, draft: str = DEFAULT, peers: Sequence[str] = (), interfaces: Sequ
 def examine_server(url: str, draft: str) -> Iterator[Finding]:
     """Report on the server at `url` for drafts of the model `draft`."""
     from edgellm.engine.model import TEXT_ONLY, Model
-    from edgellm.storage import resolve
     from edgellm.upstream.opening import open_upstream
 
     try:

@@ -22,7 +22,7 @@ from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported, Vocabul
 from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.sampling import ModelSampling, sampling_elsewhere
-from edgellm.storage.model_files import DEFAULT, Named
+from edgellm.storage.model_files import DEFAULT, Named, is_url
 from edgellm.verifier.in_process import EXTRA_TOKENS, LocalVerifier
 
 if TYPE_CHECKING:
@@ -44,11 +44,6 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}(#.+)?")
 def is_remote(verifier: Named) -> bool:
     """Return whether `verifier` is in another process: a `HOST:PORT[#MODEL]`, a stock server's URL, or "auto"."""
     return verifier == AUTO or is_address(verifier) or is_url(verifier)
-
-
-def is_url(verifier: Named) -> bool:
-    """Return whether `verifier` is a stock server's address, such as http://gpu-box:8000."""
-    return isinstance(verifier, str) and verifier.startswith(("http://", "https://"))
 
 
 def is_address(verifier: Named) -> bool:

@@ -123,6 +123,11 @@ def looks_like_path(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~")) or name.lower().endswith(".gguf") or name in ("", ".", "..")
 
 
+def is_url(name: Named) -> bool:
+    """Return whether `name` is a stock server's address, such as http://gpu-box:8000."""
+    return isinstance(name, str) and name.startswith(("http://", "https://"))
+
+
 def bundled(alias: str) -> Path:
     """Return the path of a bundled model."""
     places = [folder / ALIASES[alias] for folder in system.bundled_dirs()]

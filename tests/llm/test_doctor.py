@@ -37,6 +37,7 @@ from tests.rpc.strangers import befriend, device, known
 
 SILENCE = ReceivedAnnouncements((), own_came_back=True)
 VOCABULARY = "ab" * 32
+OTHER = OfferedModel("verifier", "other", 1, "00" * 32)
 
 
 @pytest.fixture
@@ -71,15 +72,8 @@ def peers_of(me: Trust, *hints: Hint) -> list[Finding]:
 def test_a_sound_machine_has_no_problem_and_says_what_next_where_there_is_one(me: Trust) -> None:
     found = list(examine())
     assert not [one for one in found if one.state == "problem"]
-    assert {one.topic for one in found} >= {
-        "llama.cpp",
-        "memory",
-        "disk",
-        "clock",
-        "identity",
-        "interfaces",
-        "multicast",
-    }
+    topics = {one.topic for one in found}
+    assert topics >= {"llama.cpp", "memory", "disk", "clock", "identity", "interfaces", "multicast"}
     assert all(bool(one.next_step) is (one.state != "ok") for one in found)
 
 
@@ -142,10 +136,8 @@ def test_a_graphics_card_is_shown_with_its_memory(me: Trust, monkeypatch: pytest
     card = ComputeDevice("CUDA0", "a card", "gpu", 10 * 2**30, 12 * 2**30)
     monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: [card])
     found = only(diagnostics.examine_machine(), "graphics card")
-    assert (found.state, found.what) == (
-        "ok",
-        "CUDA0 (a card): 10.0 GiB of 12.0 GiB is free, and layers go there first.",
-    )
+    assert found.state == "ok"
+    assert found.what == "CUDA0 (a card): 10.0 GiB of 12.0 GiB is free, and layers go there first."
 
 
 @pytest.mark.parametrize(("kind", "told"), [("DISCRETE_GPU", True), ("INTEGRATED_GPU", True), ("CPU", False)])
@@ -183,8 +175,8 @@ def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monke
 
 
 def test_where_nothing_can_be_announced_is_told() -> None:
-    told = [one for one in examine_multicast(SILENCE, "0000-0000", ["192.0.2.99"]) if one.state == "problem"]
-    assert "Announcements on 192.0.2.99 fail" in told[0].what
+    told = next(one for one in examine_multicast(SILENCE, "0000-0000", ["192.0.2.99"]) if one.state == "problem")
+    assert "Announcements on 192.0.2.99 fail" in told.what
 
 
 def test_another_device_with_our_identity_is_told(me: Trust) -> None:
@@ -258,11 +250,7 @@ def sound(desk: Trust) -> PeerInfo:
         ({"clock_ahead": -7200.0}, "clock", "120 minutes behind"),
         ({"version": "0.0.1"}, "versions", "desk runs edgellm 0.0.1"),
         ({"rights": frozenset()}, "rights", "does not verify this device"),
-        (
-            {"offers": (OfferedModel("verifier", "other", 1, "00" * 32),)},
-            "vocabulary",
-            "does not have the draft model's vocabulary",
-        ),
+        ({"offers": (OTHER,)}, "vocabulary", "does not have the draft model's vocabulary"),
     ],
 )
 def test_what_a_device_says_of_itself_is_judged(
@@ -283,8 +271,7 @@ def test_one_of_several_models_with_the_draft_models_vocabulary_is_enough(sound:
 
 
 def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
-    found = list(diagnostics.examine_address(me, Address("127.0.0.1", 1), VOCABULARY))
-    assert [one.state for one in found] == ["problem"]
+    assert only(diagnostics.examine_address(me, Address("127.0.0.1", 1), VOCABULARY), "peers").state == "problem"
     assert Identity.load().id == me.identity.id
 
 
