@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.engine import ModelFile
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
-from edgellm.storage import add, fingerprint, list_models, name_of, remove, resolve
+from edgellm.storage import add, fingerprint, list_models, name_of, plan, remove, resolve
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.model_files import FOLDERS
 from testkit.gguf.split_file import split
@@ -69,6 +69,7 @@ def test_other_programs_models_are_found_where_they_lie_and_only_read(home: Path
     assert len(ModelFile.open(resolve("ann/tiny-GGUF:draft")).paths) == 2
     assert name_of(resolve("ann/tiny-GGUF:Q8_0")) == "ann/tiny-GGUF:Q8_0"
     for name, origin in (("tiny", "Ollama"), ("ann/tiny-GGUF:Q8_0", "LM Studio")):
+        assert (plan(name).path, plan(name).reason) == (resolve(name), f"its source is {origin}, where it stays")
         with pytest.raises(InvalidOption, match=f"was not pulled by edgellm: it is .*, of {origin}"):
             remove(name)
     assert {path: (path.stat().st_mode, path.stat().st_mtime_ns) for path in before} == before

@@ -91,6 +91,10 @@ def plan(name: str) -> DownloadPlan:
     if name in model_files.ALIASES:
         path = model_files.bundled(name)
         return DownloadPlan(files=_here([path], [path.name]), reason="it is part of edgellm", path=path)
+    other = model_files.lying_elsewhere(name)
+    if other is not None and other.path == model_files.resolve(name):
+        files = _here(other.paths, [other.name] * len(other.paths))
+        return DownloadPlan(files=files, reason=f"its source is {other.origin}, where it stays", path=other.path)
     asked = model_files.hub_name(name)
     try:
         return _ask(asked)
