@@ -233,7 +233,7 @@ def test_a_conversation_over_the_measured_home(edge: Edge, measurable: WorkerSer
 
 
 def test_a_served_mesh_has_memory_for_all_replies_at_once(
-    measurable: WorkerServer, monkeypatch: pytest.MonkeyPatch
+    measurable: WorkerServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As the devices are given work for, which refuse what does not fit."""
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (25_000_000, "a test"))
@@ -243,6 +243,7 @@ def test_a_served_mesh_has_memory_for_all_replies_at_once(
     with pair:
         assert mesh is not None
         assert {share.name for share in mesh.verifier.mesh.shares} <= {HERE, "desk"}
+    assert "No prompt is known yet: 1024 tokens are assumed" in capsys.readouterr().err
     with pytest.raises(PlanImpossible):
         opened(sessions=8)
 

@@ -170,7 +170,6 @@ def _fleet(asked: PlanOptions) -> Fleet:
 
 
 AUTO = "auto"
-CHAT_TOKENS = 256  # assumed length of the first prompt of a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +238,13 @@ def over_devices(
     if described is not None and spread.choice.over_rpc:
         raise InvalidOption(f"--mesh {mesh} is for stages only.", "Give a split, or --mesh auto.")
     # in a conversation the layers stay loaded, so the time of every token counts, not only that of the first
-    workload = spread.workload(spread.prompt_tokens(messages) or CHAT_TOKENS, max_tokens, "reply", sessions)
-    split = None if mesh == AUTO or described is not None else mesh
+    split, tokens = None if mesh == AUTO or described is not None else mesh, spread.prompt_tokens(messages)
+    if not tokens:
+        tokens = PlanOptions().tokens_in
+        if split is None:
+            assumed = f"{tokens} tokens are assumed, as by edgellm mesh plan, and a reply of {max_tokens}"
+            say(f"No prompt is known yet: {assumed}.", style="dim")
+    workload = spread.workload(tokens, max_tokens, "reply", sessions)
     return spread.open(split, described, workload, rests=True, history=history)
 
 
