@@ -60,7 +60,7 @@ class Context(CachedSequences):
         super().__init__(model, opened, NativeContext(owned, asked.threads, model.n_vocab), prompt_cache)
         if spec.speculates and capture is None and model.speculator is not None:
             self.speculator = model.speculator.beside(self.native, spec.n_ctx, asked, model.n_vocab)
-        self._progress: Callable[[int, int], None] | None = None
+        self._progress: Callable[[int, int, int], None] = lambda *_: None
         room = spec.n_ctx + (MOST_PADDING if spec.reproducible else 0)
         # The last layer's output holds only rows with logits.
         every = capture is not None and model.n_layer - 1 in (capture.stop_after, *capture.outputs)
@@ -77,17 +77,18 @@ class Context(CachedSequences):
         return None if self.model.head_is_plain is False or self._row_by_row else self._lazy_head
 
     def set_cancel(
-        self, should_stop: Callable[[], bool] | None, progress: Callable[[int, int], None] | None = None
+        self, should_stop: Callable[[], bool] | None, progress: Callable[[int, int, int], None] | None = None
     ) -> None:
         """Have decodes ask `should_stop` before each of llama.cpp's batches, and a `Stop` also during a batch.
 
         A decode that is stopped raises Stopped, and has changed nothing. None: nothing is asked. A decode of several
-        batches calls `progress` before the first and after each batch, with the number of rows computed and of all.
+        batches calls `progress` before the first and after each batch, with how many positions there were before, are
+        there now, and will be, without the rows behind the first output, which are drafted.
         """
         self.native.set_cancel(should_stop)
         if self.speculator is not None:
             self.speculator.set_cancel(should_stop if isinstance(should_stop, Stop) else None)
-        self._progress = progress
+        self._progress = progress or (lambda *_: None)
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
         """Pad decodes of n rows of one sequence to `widths[n]` rows, if that is more and there are free cells.
@@ -198,14 +199,15 @@ class Context(CachedSequences):
         try:
             most = self.n_batch - (0 if self.spec.padding is None else MOST_PADDING * len(rows))
             heads, rest = split(rows, most, borders)
-            total = sum(len(r.ids) for r in rows)
-            self._decode_heads(heads, total, borders)
+            known = sum(starts.values())
+            total = known + sum(len(r.ids) - r.outputs + 1 for r in rows)
+            self._decode_heads(heads, known, total, borders)
             if self.spec.padding is not None:
                 return self._decode_padded(rest)
             self._cache.begin_shared_batch(starts)
             self._decode_batch(rest)
-            if heads and self._progress is not None:
-                self._progress(total, total)
+            if heads:
+                self._progress(known, total, total)
         except BaseException:
             self._restore(starts)
             raise
@@ -241,13 +243,12 @@ class Context(CachedSequences):
             rows = rows * np.float32(factor)
         return np.ascontiguousarray(rows, dtype=np.float32)
 
-    def _decode_heads(self, heads: Sequence[SeqRows], total: int, borders: Sequence[int]) -> None:
-        """Decode the first of `total` rows, a batch for each of `heads`. Checkpoints are saved at the `borders`, and at
-        the end: the end of a long prompt may change."""
+    def _decode_heads(self, heads: Sequence[SeqRows], known: int, total: int, borders: Sequence[int]) -> None:
+        """Decode the first rows behind `known` of `total` positions, a batch for each of `heads`. Checkpoints are saved
+        at the `borders`, and at the end: the end of a long prompt may change."""
         done = 0
         for r in heads:
-            if self._progress is not None:
-                self._progress(done, total)
+            self._progress(known, known + done, total)
             if self.spec.padding is not None:
                 self._decode_padded((r,))
             else:
@@ -255,8 +256,8 @@ class Context(CachedSequences):
             done += len(r.ids)
             if not self._cache.plain and (done in borders or r is heads[-1]):
                 self._cache.save(r.seq, self._sequences.lengths[r.seq], border=True)
-        if heads and self._progress is not None:
-            self._progress(done, total)
+        if heads:
+            self._progress(known, known + done, total)
 
     def _borders(self, seq: int, ids: Ids, outputs: int) -> list[int]:
         """Return after how many of the ids a cache that is not cut by positions gets checkpoints: where the last turn

@@ -152,7 +152,7 @@ class EarlyExitDrafter(ModelDrafter):
         body = max(common, len(prefix) - _HEAD_ROWS)
         for at in range(common, body, _PREFILL_ROWS):
             if body - common > _PREFILL_ROWS:
-                report(at - common, body - common)
+                report(common, at, body)
             self._run_lower(prefix[at : min(at + _PREFILL_ROWS, body)], head=False)
         if body > common:
             self._run_upper(outputs=0)

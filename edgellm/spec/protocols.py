@@ -99,9 +99,10 @@ class GenerationState:
         self._ids[: self._length] = prompt
         self.enter(channel)
 
-    def prompt_progress(self, model: str) -> Callable[[int, int], None]:
-        """Return a function that reports how many tokens of a long prompt `model` has read, and of how many."""
-        return lambda done, total: self._on_progress(PromptProgress(model, done, total))
+    def prompt_progress(self, model: str) -> Callable[[int, int, int], None]:
+        """Return a function that reports how many tokens of a long prompt `model` knew before, and has read by now, and
+        of how many."""
+        return lambda cached, done, total: self._on_progress(PromptProgress(model, cached, done, total))
 
     def enter(self, channel: Channel) -> None:
         """Note that the following tokens belong to `channel`, which has its own limit."""
@@ -203,6 +204,7 @@ class VerifyRequest:
     logits: bool = False  # a mesh also answers with the rows that the verdict depends on
     grammar: ReplyGrammar | None = None  # the session's, if `sampling` has a constraint
     computed: int = 0  # tokens of the text that the verifier has read
+    cached: int = 0  # those that it knew before
 
 
 Send: TypeAlias = Callable[[VerifyRequest], Future[Verdict]]
@@ -233,7 +235,7 @@ class Session:
         self._grammar = None if constraint is None else ReplyGrammar.of(constraint, grammar)
         self.ready, self._close = ready, close
         self._report = state.prompt_progress(reads) if reads else None
-        self._round = self._read = 0
+        self._round, self._told = 0, -1  # the number of tokens whose reading was reported last
         self._asked: VerifyRequest | None = None
         self._pending: Future[Verdict] | None = None
 
@@ -247,10 +249,9 @@ class Session:
         if self._pending is not None:
             self._pending.cancel()
         state, self._round = self.state, self._round + 1
-        self._read = 0 if self._asked is None else len(self._asked.prefix)
         self._asked = VerifyRequest(
             self._number, state.sampling, 0, prefix, chunk, extra, state.terms.logprobs, self._round,
-            grammar=self._grammar,
+            grammar=self._grammar, cached=0 if self._asked is None else len(self._asked.prefix),
         )  # fmt: skip
         self._pending = self._send(self._asked)
         return self._pending
@@ -261,8 +262,10 @@ class Session:
 
         def stopped() -> bool:
             asked = self._asked
-            if self._report is not None and asked is not None and (new := len(asked.prefix) - self._read) > _LONG:
-                self._report(min(max(asked.computed - self._read, 0), new), new)
+            if self._report is not None and asked is not None and len(asked.prefix) - asked.cached > _LONG:
+                told, self._told = self._told, max(asked.computed, asked.cached)
+                if told != self._told:
+                    self._report(asked.cached, self._told, len(asked.prefix))
             return self.state.should_stop()
 
         try:

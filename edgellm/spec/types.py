@@ -256,9 +256,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """`model` has read `done` of the `total` tokens of a prompt that it had not read before."""
+    """`model` has read `done` of the `total` tokens of a prompt, the first `cached` of which it knew before."""
 
     model: str
+    cached: int
     done: int
     total: int
 

@@ -106,7 +106,6 @@ class Judgement:
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     passes: int = 0
-    cached: int = 0
     plausible: tuple[bool, ...] = ()
     logprobs: list[Logprobs] = field(default_factory=list)
 
@@ -156,8 +155,8 @@ class Judgement:
         # Tokens that were not decoded count as plausible.
         accepted_anyway = (*found, *[True] * (len(draft) - len(found))) if draft.retrieved else None
         return Verdict(
-            self.accepted, np.array(self.tokens, np.int32), self.seconds, passes=self.passes, cached=self.cached,
-            plausible=accepted_anyway, logprobs=tuple(self.logprobs),
+            self.accepted, np.array(self.tokens, np.int32), self.seconds, passes=self.passes,
+            cached=self.request.cached, plausible=accepted_anyway, logprobs=tuple(self.logprobs),
         )  # fmt: skip
 
 

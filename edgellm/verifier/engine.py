@@ -206,7 +206,7 @@ class VerifierEngine:
         try:
             if fresh:
                 self._share_prefix(job)
-            job.request.computed = job.cached = self._runner.sync(job.ids, slot)
+            job.request.computed = job.request.cached = self._runner.sync(job.ids, slot)
         except EdgeError as error:
             self._fail(job, error)
         return True

@@ -91,7 +91,7 @@ class _OwnContext:
             raise RuntimeError("this session is closed")
         job = Judgement(request, request.prefix)
         try:
-            request.computed = job.cached = context.sync(request.prefix)
+            request.computed = request.cached = context.sync(request.prefix)
             if self._expect is not None:
                 report_expected(context, request.prefix, request.computed, self._expect, self._progress)
                 request.computed = context.sync(request.prefix)
@@ -118,13 +118,13 @@ class _OwnContext:
 
 def report_expected(
     context: Context, prefix: Ids, known: int, report: Callable[[Expected], None],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int, int], None] = lambda *_: None,
 ) -> None:  # fmt: skip
     """Decode `prefix` from place `known` on, except for its last token, in slices, as all logits take much memory;
     `report` the model's predictions after each token. For more than one batch, call `progress` as decodes do."""
     end = len(prefix) - 1
     for start in range(known, end, PREDICTED_ROWS):
-        if progress is not None and end - known > context.n_batch:
-            progress(start - known, end - known)
+        if end - known > context.n_batch:
+            progress(known, start, end)
         ids = prefix[start : min(start + PREDICTED_ROWS, end)]
         report(likeliest(context.decode(ids, outputs=len(ids)), start))

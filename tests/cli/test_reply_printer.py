@@ -315,9 +315,9 @@ def test_a_wait_is_shown_at_a_terminal_until_it_ends(monkeypatch: pytest.MonkeyP
     assert "50%" in screen.getvalue()
     monkeypatch.setattr(sys, "stderr", screen := Watched("512 of 4,096 tokens, 256/s, about 14 s left"))
     with PromptBar() as bar:
-        bar.hear(PromptProgress("verifier", 0, 4096))
+        bar.hear(PromptProgress("verifier", 0, 0, 4096))
         clock.now += 2.0
-        bar.hear(PromptProgress("verifier", 512, 4096))
+        bar.hear(PromptProgress("verifier", 0, 512, 4096))
         assert screen.shown.wait(60.0)
         bar.say("The budget is spent.")
     assert "The budget is spent." in screen.getvalue()
@@ -335,13 +335,13 @@ def test_elsewhere_a_line_tells_of_a_long_wait(
     before: int, at: float, printed: str, capsys: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
     with PromptBar() as bar:
-        bar.hear(PromptProgress("verifier", before, 4096))
+        bar.hear(PromptProgress("verifier", before, before, 4096))
         clock.now = at
-        bar.hear(PromptProgress("verifier", 512, 4096))
-        bar.hear(PromptProgress("verifier", 512, 4096))
-    bar.hear(PromptProgress("draft", 0, 4096))  # begins to read once the verifier has written the first word
+        bar.hear(PromptProgress("verifier", 0, 512, 4096))
+        bar.hear(PromptProgress("verifier", 0, 512, 4096))
+    bar.hear(PromptProgress("draft", 0, 0, 4096))  # begins to read once the verifier has written the first word
     clock.now += 2.0
-    bar.hear(PromptProgress("draft", 512, 4096))
+    bar.hear(PromptProgress("draft", 0, 512, 4096))
     assert capsys.readouterr().err == printed
 
 

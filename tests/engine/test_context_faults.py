@@ -101,14 +101,18 @@ def test_the_stop_is_asked_before_each_batch(exact_model: Model) -> None:
 
 
 def test_progress_is_reported_before_and_after_each_batch(exact_model: Model) -> None:
-    ids, reports = some_ids(40), list[tuple[int, int]]()
+    ids, reports = some_ids(40), list[tuple[int, int, int]]()
     with Context(exact_model, ContextSpec(n_ctx=64, n_batch=16, threads=1)) as context:
-        context.set_cancel(None, lambda done, total: reports.append((done, total)))
+        context.set_cancel(None, lambda *told: reports.append(told))
         context.decode(ids)
-        assert reports == [(0, 40), (16, 40), (32, 40), (40, 40)]
+        assert reports == [(0, done, 40) for done in (0, 16, 32, 40)]
         reports.clear()
         context.decode(ids[:16])
         assert not reports, "one batch is no wait"
+        context.rollback(4)
+        context.decode(ids[:20], outputs=3)
+        assert reports == [(4, done, 22) for done in (4, 20, 22)], "what is behind the first output is drafted"
+        reports.clear()
         context.set_cancel(None)
         context.clear()
         context.decode(ids)

@@ -134,7 +134,7 @@ def test_a_device_reports_how_far_a_verifier_has_read(vocabulary: Vocabulary) ->
 
     def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
         ask = next(rounds)
-        yield pb.VerifierFrame(working=pb.Working(round=ask.round, step=1, computed=600))
+        yield pb.VerifierFrame(working=pb.Working(round=ask.round, step=1, computed=600, cached=100))
         assert read.wait(60.0)
         yield verdict(ask.round, 42)
 
@@ -145,7 +145,7 @@ def test_a_device_reports_how_far_a_verifier_has_read(vocabulary: Vocabulary) ->
     ):
         assert session.wait(session.submit(text, Chunk())).tokens.tolist() == [42]
     assert {(report.model, report.total) for report in reports} == {("scripted", 900)}
-    assert {report.done for report in reports} <= {0, 600}
+    assert {(report.cached, report.done) for report in reports} <= {(0, 0), (100, 600)}
 
 
 def test_a_verifier_whose_worker_stands_still_is_lost(vocabulary: Vocabulary) -> None:

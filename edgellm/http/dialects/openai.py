@@ -39,6 +39,7 @@ class OpenAIWriter(Writer):
         self._index = 0  # index of the choice being written
         self._past: list[Summary] = []  # summaries of the choices before
         self._called = 0  # calls of tools in this choice
+        self._reading = 0.0  # when a prompt began to be read
         self._offset = 0  # characters of this choice before the next token
         self._object = "chat.completion" if self._chat else "text_completion"
         self._id, self._created = f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}", int(time.time())
@@ -61,9 +62,11 @@ class OpenAIWriter(Writer):
         self._called += 1
 
     def aside(self, event: Notice | PromptProgress) -> Pieces:
-        """Yield a chunk with a notice, or with llama.cpp's names for a prompt's new tokens and those processed."""
+        """Yield a chunk with a notice, or with a prompt's tokens as llama-server counts them."""
         if isinstance(event, PromptProgress):
-            told = {"model": event.model, "total": event.total, "processed": event.done}
+            self._reading = self._reading or time.perf_counter()
+            told = {"model": event.model, "total": event.total, "cache": event.cached, "processed": event.done,
+                    "time_ms": int(1e3 * (time.perf_counter() - self._reading))}  # fmt: skip
             yield self._chunk({}, prompt_progress=told)
         else:
             left_out = {"turns_left_out": event.turns_left_out} if event.turns_left_out else {}

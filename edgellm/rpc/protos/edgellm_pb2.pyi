@@ -201,14 +201,16 @@ class NeedPrefix(_message.Message):
     def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Working(_message.Message):
-    __slots__ = ("round", "step", "computed")
+    __slots__ = ("round", "step", "computed", "cached")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
     computed: int
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., computed: _Optional[int] = ...) -> None: ...
+    cached: int
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., computed: _Optional[int] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class Busy(_message.Message):
     __slots__ = ("round", "retry_ms")

@@ -423,7 +423,7 @@ class Stream:
             again = f"This device continues alone and tries again in about {wait:g} seconds."
             asked.fail(VerifierBusy("The verifier is busy.", again, wait))
         else:
-            asked.request.computed = frame.working.computed
+            asked.request.computed, asked.request.cached = frame.working.computed, frame.working.cached
             link.progress(frame.working.step)
 
     def _beat(self, link: ServiceLink, waited: float) -> None:

@@ -324,8 +324,8 @@ class VerificationService(Service):
         try:
             model.backend.submit(request, deliver)
             while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
-                step, computed = model.backend.steps, request.computed
-                working = pb.Working(round=request.round, step=step, computed=computed)
+                read = {"computed": request.computed, "cached": request.cached}
+                working = pb.Working(round=request.round, step=model.backend.steps, **read)
                 await write_in_time(stream, pb.VerifierFrame(working=working))
         finally:
             model.queue.leave(request.tenant.device)
