@@ -65,10 +65,10 @@ def replies(
     }
 
 
-def chat_request(**fields: Any) -> ChatRequest:
+def chat_request(kind: type[ChatRequest] = ChatRequest, **fields: Any) -> ChatRequest:
     """Return a request with the `fields` that are not None. Raises ApiError where one is not OpenAI's."""
     try:
-        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+        return kind.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))

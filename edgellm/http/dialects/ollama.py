@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from time import perf_counter_ns, time
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,7 +25,7 @@ from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
 from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Schema, Text, Types
-from edgellm.http.schemas.requests import CallOfMessage, ChatRequest, CompletionRequest, ToolSchema
+from edgellm.http.schemas.requests import CallOfMessage, ChatRequest, ToolSchema
 from edgellm.http.schemas.responses import (
     Json,
     ModelInfo,
@@ -35,8 +36,10 @@ from edgellm.http.schemas.responses import (
     json_bytes,
     summary_of,
 )
+from edgellm.llm import LLM
 from edgellm.spec.sampling import sampling_of
 from edgellm.spec.stats import Summary
+from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel
 
 API_VERSION = "0.13.0"
@@ -106,7 +109,7 @@ class OllamaRequest(ReplyRequest):
 
     def chat(self, messages: Sequence[Json], **more: Any) -> ChatRequest:
         """Return the request for a chat completion of `messages`, with `more` parameters."""
-        thinks = {"think" if isinstance(self.think, bool) else "reasoning_effort": self.think}
+        thinks: dict[str, Any] = {"think" if isinstance(self.think, bool) else "reasoning_effort": self.think}
         return chat_request(messages=messages, **self.named(), **thinks, **more)
 
 
@@ -127,6 +130,17 @@ class OllamaChatRequest(OllamaRequest):
             yield f"{path}tools"
 
 
+class TextRequest(ChatRequest):
+    """A request for a reply to a text in the chat template; `raw`, or by a model without one, for its continuation."""
+
+    raw: bool = False
+
+    def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
+        if not self.raw and pair.prompts.model.chat_template_source:
+            return super().writes(pair)
+        return [partial(pair.complete, "\n\n".join(turn.content for turn in self.turns()))]
+
+
 class OllamaGenerateRequest(OllamaRequest):
     prompt: Text = Field("", description="Without a text, the model is only loaded.")
     system: Text = ""
@@ -136,19 +150,14 @@ class OllamaGenerateRequest(OllamaRequest):
     template: Text = Field("", description="Refused: the model's own is used.")
     context: list[JsonValue] = Field([], description="Refused: send the conversation to /api/chat.")
 
-    def request(self) -> ChatRequest | CompletionRequest:
+    def request(self) -> ChatRequest:
         """Return the request for a reply, in the chat template or without."""
         for field in ("suffix", "template", "context"):
             if getattr(self, field):
                 raise invalid_request(f"{field} is not supported here. Leave {field} out.", field)
-        if not self.raw:
-            system = [{"role": "system", "content": self.system}] if self.system else []
-            return self.chat([*system, {"role": "user", "content": _content(self.prompt, self.images)}])
-        if self.images:
-            raise invalid_request("images are given, and the models here read only text. Leave images out.", "images")
-        if self.system:
-            raise invalid_request("A raw prompt has no system prompt here. Leave it out.", "system")
-        return CompletionRequest.model_validate({"prompt": self.prompt, "max_tokens": -1, **self.named()})
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        question = {"role": "user", "content": _content(self.prompt, self.images)}
+        return self.chat([*system, question], kind=TextRequest, raw=self.raw)
 
 
 class OllamaModelName(RequestModel):

@@ -118,3 +118,11 @@ def test_thoughts_of_a_text_have_a_field_of_their_own(f32_pair: tuple[Path, Path
             assert not client.chat(
                 "thinker", ASKED["messages"], think=False, options={"num_predict": 4}
             ).message.thinking
+
+
+def test_a_model_without_a_template_continues_a_text(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    path = with_template(f32_pair[1], tmp_path / "base.gguf", "")
+    asked = {"model": "base", "prompt": "The film", "stream": False, "options": {"num_predict": 4, "temperature": 0}}
+    with LLM.open("none", path, threads=1) as pair, serving(pair, "base") as server:
+        raw, text = (asker(server)("POST", "/api/generate", {**asked, "raw": raw}).json for raw in (True, False))
+    assert text["response"] == raw["response"] != ""
