@@ -28,8 +28,9 @@ from bench.harness.results import Figures
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.engine.model import LoadSpec
+from edgellm.http.middleware import HttpConfig
 from edgellm.http.model_host import ServedEmbedder, ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.storage import resolve

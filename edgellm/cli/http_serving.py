@@ -26,10 +26,10 @@ def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ite
     if not options.http:
         yield None
         return
-    from edgellm.http.middleware import checked_host
+    from edgellm.http.middleware import HttpConfig, checked_host
     from edgellm.http.model_host import keep_alive_seconds
     from edgellm.http.running_servers import recorded
-    from edgellm.http.server import HttpConfig, HttpServer
+    from edgellm.http.server import HttpServer
     from edgellm.rpc.address import Address
 
     if (options.tls_cert is None) != (options.tls_key is None):

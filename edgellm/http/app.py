@@ -64,8 +64,8 @@ class _Application(FastAPI):
         return super().openapi()
 
 
-def make_app(handler: RequestHandler, version: str, page_key: str | None = None) -> FastAPI:
-    """Return the application over `handler`. `page_key` opens the user's conversations; None: they stay closed."""
+def make_app(handler: RequestHandler, version: str) -> FastAPI:
+    """Return the application over `handler`."""
     app = _Application(
         title="edgellm", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="OpenAI's API over a pair of models. Parameters that are not described here have no effect; the"
@@ -79,13 +79,13 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
              response_model_exclude_none=True)  # fmt: skip
     async def health() -> Health:
         _ = handler.models.default_name  # raises while it loads
-        loaded = handler.models.loaded if handler.anonymous else {}  # where clients need a key none is named
+        loaded = {} if handler.config.key else handler.models.loaded  # where clients need a key none is named
         return Health(models={name: "ok" if one.can_write else "away" for name, one in loaded.items()} or None)
 
     @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
              responses=error_responses(503))  # fmt: skip
-    def status() -> dict[str, Any]:
-        return _status(handler)
+    def status(request: Request) -> dict[str, Any]:
+        return _status(handler, anonymous=handler.config.is_anonymous(request))
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
@@ -101,23 +101,23 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
     def metrics() -> Response:
         return Response(handler.metrics.text(), media_type=CONTENT_TYPE)
 
-    def shown(info: ModelInfo) -> ModelInfo:
-        return info.model_copy(update={"device": None}) if handler.anonymous else info
+    def shown(info: ModelInfo, request: Request) -> ModelInfo:
+        return info.model_copy(update={"device": None}) if handler.config.is_anonymous(request) else info
 
     @app.get("/v1/models", tags=["OpenAI"], summary="The models that requests can name", responses=error_responses(503))
-    async def models() -> ModelList:
-        return ModelList(data=[shown(info) for info in await handler.models.infos()])
+    async def models(request: Request) -> ModelList:
+        return ModelList(data=[shown(info, request) for info in await handler.models.infos()])
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model", responses=error_responses(404, 503))
-    async def model(model: str) -> ModelInfo:
-        return shown(await handler.models.info(model))
+    async def model(model: str, request: Request) -> ModelInfo:
+        return shown(await handler.models.info(model), request)
 
     @app.post("/models/unload", tags=["server"], summary="Remove a model from memory once no request uses it",
               responses=error_responses())  # fmt: skip
     async def unload(body: UnloadRequest) -> Unloaded:
         return Unloaded(model=body.model, unloaded=await handler.models.unload(body.model))
 
-    add_conversations(app, page_key)
+    add_conversations(app, handler.config.page_key)
     for dialect in dialects():
         dialect.add(app, handler)
     return app
@@ -133,7 +133,7 @@ def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:
         elif isinstance(error, HTTPException):
             headers = error.headers or {}
             error = ApiError(error.status_code, _HTTP_MESSAGES.get(error.status_code, str(error.detail)))
-        answer = handler.answer_to(error)
+        answer = handler.answer_to(error, handler.reader(request))
         body = error_body(request.url.path, answer)
         return Response(body, answer.status, {**answer.headers(), **headers}, "application/json")
 
@@ -141,41 +141,42 @@ def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:
         app.add_exception_handler(kind, respond)
 
 
-def _status(handler: RequestHandler) -> dict[str, Any]:
+def _status(handler: RequestHandler, *, anonymous: bool) -> dict[str, Any]:
     """Return the server's state; fields about the pair are null where it serves none, or it is not in memory.
 
-    Without an API key other devices are not named. Raises ApiError while the first model loads.
+    To `anonymous` clients other devices are not named. Raises ApiError while the first model loads.
     """
     models, admission = handler.models, handler.admission
     served = models.default
     places = min(admission.max_running, (served and served.replies) or admission.max_running)
     status = {
         "model": models.default_name,
-        **_of_pair(handler, None if served is None else served.pair),
+        **_of_pair(handler, None if served is None else served.pair, anonymous),
         "requests": {"running": admission.running, "waiting": admission.waiting, "places": places},
-        "devices": [] if handler.anonymous else [
+        "devices": [] if anonymous else [
             {"name": peer.name, "short": peer.id.short, "addresses": [*map(str, peer.addresses)],
              "may_here": sorted(peer.rights), "may_there": sorted(peer.granted)} for peer in known_peers()
         ],
-        "anonymous": handler.anonymous,
+        "anonymous": anonymous,
         "models": [
-            {"name": one.name, **_of_pair(handler, one.served.pair), "memory": dict(one.served.pair.memory.by_device),
-             "users": one.users, "idle_s": one.idle_s, "expires_s": one.expires_s} for one in models.by_use()
+            {"name": one.name, **_of_pair(handler, one.served.pair, anonymous), "users": one.users,
+             "memory": dict(one.served.pair.memory.by_device), "idle_s": one.idle_s, "expires_s": one.expires_s}
+            for one in models.by_use()
         ],
         "loading": [*models.loading],
         "mesh": None if served is None or served.recorder is None else served.recorder.status(),
         "plan": None if handler.plan is None else handler.plan.model_dump(),
     }  # fmt: skip
-    return redact_all(status) if handler.anonymous else status
+    return redact_all(status) if anonymous else status
 
 
-def _of_pair(handler: RequestHandler, pair: LLM | None) -> dict[str, Any]:
+def _of_pair(handler: RequestHandler, pair: LLM | None, anonymous: bool) -> dict[str, Any]:
     """Return the fields about a pair. `link` is null where it verifies here; anonymous clients get no address."""
     if pair is None:
         return dict.fromkeys(("draft", "verifier", "context_length", "sampling", "link"))
     link = None
     if pair.verifier_up is not None:
-        address, reason = (HIDDEN, "") if handler.anonymous else (pair.verifier_at, pair.verifier_reason)
+        address, reason = (HIDDEN, "") if anonymous else (pair.verifier_at, pair.verifier_reason)
         link = {"address": address, "up": pair.verifier_up(), "reason": reason, "rtt_ms": handler.rtt_ms}
     return {
         "draft": pair.draft_name, "verifier": pair.verifier_name, "context_length": pair.context_length,

@@ -6,7 +6,6 @@ own key does, which `edgellm serve` prints in the link to the page.
 
 from __future__ import annotations
 
-import hmac
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi import Path as PathParameter
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, Field
 
-from edgellm.http.middleware import bearer_token
+from edgellm.http.middleware import shows_key
 from edgellm.http.schemas.errors import ApiError, error_responses
 from edgellm.http.schemas.fields import RequestModel
 from edgellm.storage.chat_log import MAX_BYTES, Conversation, Conversations
@@ -125,8 +124,7 @@ def add_conversations(app: FastAPI, page_key: str | None) -> None:
     errors = error_responses(400, 401, 403, 408, 413, 415, 500, 503)
 
     def check_key(request: Request) -> None:
-        given = bearer_token(request.headers.getlist("authorization"))
-        if page_key is None or not hmac.compare_digest(given.encode(), page_key.encode()):
+        if not shows_key(request, page_key):
             message = "Conversations are opened by the link to the page that `edgellm serve` prints. Open that link."
             raise ApiError(401, message, code="page_key_required")
 

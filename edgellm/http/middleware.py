@@ -13,8 +13,9 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from time import perf_counter
@@ -24,10 +25,12 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, TrustUnusable
+from edgellm.http.model_host import KEEP_ALIVE
 from edgellm.http.schemas.errors import ApiError
 from edgellm.rpc.trust.trust import Peer, Peers
 from edgellm.state import lock_folder, read_private, write_private
@@ -72,6 +75,40 @@ def _read_or_make_key(path: Path) -> str:
             "Remove the file, and a new key is made.",
         )
     return key
+
+
+def shows_key(client: HTTPConnection, key: str | None) -> bool:
+    """Return whether a client shows `key`."""
+    given = bearer_token(client.headers.getlist("authorization"))
+    return key is not None and hmac.compare_digest(given.encode(), key.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The clients that a server answers, and its limits.
+
+    `tls`: the PEM files of a certificate and of its key. Clients must show `key`, if there is one, or `page_key`, which
+    also opens the user's conversations; without it they stay closed. `names`: hosts that a Host header may name,
+    besides the address. Pages of `origins` may read from the server, besides its own. `replies` are written at once,
+    and up to `waiting` requests wait. `strict` refuses unknown parameters. `keep_alive` is in seconds, as for
+    `ModelHost`. `on_event` gets a sentence for an unexpected error. `aliases` are further names of models.
+    """
+
+    tls: tuple[Path, Path] | None = None
+    key: str | None = None
+    page_key: str | None = None
+    names: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    replies: int = 8
+    waiting: int = 16
+    strict: bool = False
+    keep_alive: float = KEEP_ALIVE
+    on_event: Callable[[str], None] = lambda _text: None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def is_anonymous(self, client: HTTPConnection) -> bool:
+        """Return whether a client shows no key, and so learns nothing about other devices."""
+        return self.key is None and not shows_key(client, self.page_key)
 
 
 HIDDEN = "(hidden)"

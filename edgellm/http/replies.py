@@ -22,7 +22,7 @@ from edgellm.engine import ToolCall
 from edgellm.errors import EdgeError, Stopped
 from edgellm.http.admission import Admission
 from edgellm.http.metrics import Metrics
-from edgellm.http.middleware import redact
+from edgellm.http.middleware import HttpConfig, redact
 from edgellm.http.model_host import ModelHost, ServedModel, keep_alive_seconds
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, api_error
@@ -43,7 +43,7 @@ name; and what the chat template has changed in the conversation."""
 SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model, a slot or its first token
 _MAX_NAMED, _MAX_NAME = 20, 60  # unknown parameters that a header names, and characters of each
 _T = TypeVar("_T")
-
+Shown: TypeAlias = Callable[[str], str]
 StartReply: TypeAlias = Callable[..., Reply]
 """Starts a reply. It is given `should_stop`, a function that returns whether the reply is cancelled."""
 
@@ -62,9 +62,11 @@ class _Job:
     """The replies to one request, which are written one after the other. `write` is for a thread, all else for the
     event loop."""
 
-    def __init__(self, handler: RequestHandler, request: GenerationRequest, writer: Writer, *, verified: bool) -> None:
-        """`verified`: a token that the verifier has not checked ends a reply with an error."""
-        self._handler = handler
+    def __init__(
+        self, handler: RequestHandler, request: GenerationRequest, writer: Writer, shown: Shown, *, verified: bool
+    ) -> None:
+        """`shown` as for `RequestHandler.reader`. `verified`: an unchecked token ends a reply with an error."""
+        self._handler, self.shown = handler, shown
         self.request, self.writer, self.verified = request, writer, verified
         self.requested_at = perf_counter()
         self.ignored: set[str] = set()  # parameters without effect
@@ -132,7 +134,7 @@ class _Job:
         except Stopped:  # there is no reply yet
             pass
         except BaseException as raised:  # noqa: BLE001  the client and the caller get to know any error
-            error = self._handler.answer_to(raised)
+            error = self._handler.answer_to(raised, self.shown)
         self._handler.record(summary, times, error is not None)
         self.put(error or summary)
         return None if error else summary
@@ -166,25 +168,20 @@ class _Job:
             self.put(TextDelta(rest, tuple(tokens)))
 
     def _notice(self, notice: Notice) -> None:
-        self.put(replace(notice, text=self._handler.shown(notice.text)))
+        self.put(replace(notice, text=self.shown(notice.text)))
 
 
 class RequestHandler:
     """The handlers of one server. Methods other than `close` must be called in its event loop."""
 
-    def __init__(
-        self, replies: int, waiting: int, on_error: Callable[[str], None], *, anonymous: bool, strict: bool,
-        keep_alive: float, aliases: Mapping[str, str],
-    ) -> None:  # fmt: skip
-        """`on_error` is called with a sentence for an unexpected error. `anonymous`: clients show no key, and so learn
-        nothing about other devices. The rest is as in `HttpConfig`."""
-        self.anonymous, self._strict, self._on_error = anonymous, strict, on_error
-        self.admission = Admission(replies, waiting)
-        self.models = ModelHost(keep_alive, waiting, aliases)
+    def __init__(self, config: HttpConfig) -> None:
+        self.config = config
+        self.admission = Admission(config.replies, config.waiting)
+        self.models = ModelHost(config.keep_alive, config.waiting, config.aliases)
         self.metrics = Metrics(self.admission)
         self.plan: PlanOut | None = None
         self.rtt_ms: float | None = None  # from the last reply that reported a round trip
-        self._executor = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
+        self._executor = ThreadPoolExecutor(config.replies, thread_name_prefix="edgellm-http")
         self._jobs: set[_Job] = set()
 
     async def reply(
@@ -196,7 +193,7 @@ class RequestHandler:
         than in OpenAI's chat completions. Raises ApiError: the model is not ready or is not here, parameters contradict
         each other or are out of range, the queue is full, or the reply failed before its first token."""
         verified = request.require_verified or http.headers.get(REQUIRE, "").lower() in ("1", "true")
-        job = _Job(self, request, writer, verified=verified)
+        job = _Job(self, request, writer, self.reader(http), verified=verified)
         job.ignored.update(await in_reader(lambda: header_names([*ignored, *request.unkept()])))
         self.check_known(sorted(job.ignored))
         job.work = asyncio.create_task(self._write(job, names))
@@ -254,19 +251,19 @@ class RequestHandler:
 
     def check_known(self, ignored: Sequence[str]) -> None:
         """Raise ApiError where parameters are `ignored`, and the server is strict."""
-        if self._strict and ignored:
+        if self.config.strict and ignored:
             message = f"{ignored[0]!r} has no effect here. Leave it out, or start the server without --strict."
             raise ApiError(400, message, param=ignored[0], code="unknown_parameter")
 
-    def answer_to(self, error: BaseException) -> ApiError:
-        """Return the answer to an error. Whoever runs the server gets the details of one that was not foreseen."""
+    def answer_to(self, error: BaseException, shown: Shown) -> ApiError:
+        """Return the answer to an error, as `shown` to a client; whoever runs the server gets what was not foreseen."""
         if not isinstance(error, (EdgeError, ApiError)):
-            self._on_error(f"A reply failed: {type(error).__name__}: {error}")
-        return api_error(error, self.shown)
+            self.config.on_event(f"A reply failed: {type(error).__name__}: {error}")
+        return api_error(error, shown)
 
-    def shown(self, text: str) -> str:
-        """Return a text as clients may read it."""
-        return redact(text) if self.anonymous else text
+    def reader(self, client: Request) -> Shown:
+        """Return the function that makes of a text what a client may read."""
+        return redact if self.config.is_anonymous(client) else str
 
     async def shut_down(self, grace: float) -> None:
         """Refuse new requests, give replies `grace` seconds to end, then cancel them."""
@@ -304,7 +301,7 @@ class RequestHandler:
                 finally:
                     self.admission.release(served.name)
         except Exception as error:  # noqa: BLE001  the client gets to know any error
-            job.put(self.answer_to(error))
+            job.put(self.answer_to(error, job.shown))
 
     def _prepare(self, job: _Job, served: ServedModel, names: Mapping[str, str]) -> Sequence[StartReply]:
         """Return what starts each of the replies. Raises ApiError where the model cannot write what is asked for."""

@@ -13,9 +13,7 @@ import ssl
 import struct
 import threading
 from asyncio import TimerHandle
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -26,8 +24,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
 from edgellm.http.dialects import error_body
-from edgellm.http.middleware import SecurityMiddleware
-from edgellm.http.model_host import KEEP_ALIVE, ModelCatalog, Opener, ServedModel
+from edgellm.http.middleware import HttpConfig, SecurityMiddleware
+from edgellm.http.model_host import ModelCatalog, Opener, ServedModel
 from edgellm.http.replies import RequestHandler
 from edgellm.http.status import PlanOut
 from edgellm.rpc.address import Address
@@ -184,31 +182,6 @@ class _UvicornServer(uvicorn.Server):
             self.connections.pop(connection, None)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpConfig:
-    """The clients that a server answers, and its limits.
-
-    `tls`: the PEM files of a certificate and of its key. Clients must show `key`, if there is one; without it they
-    learn nothing about other devices. `page_key` opens the user's conversations, and is accepted in place of the key;
-    without it they stay closed. `names`: hosts that a Host header may name, besides the address. Pages of `origins` may
-    read from the server, besides its own. `replies` are written at once, and up to `waiting` requests wait. `strict`
-    refuses unknown parameters. `keep_alive` is in seconds, as for `ModelHost`. `on_event` is called with a sentence for
-    an unexpected error. `aliases` are further names of models.
-    """
-
-    tls: tuple[Path, Path] | None = None
-    key: str | None = None
-    page_key: str | None = None
-    names: Sequence[str] = ()
-    origins: Sequence[str] = ()
-    replies: int = 8
-    waiting: int = 16
-    strict: bool = False
-    keep_alive: float = KEEP_ALIVE
-    on_event: Callable[[str], None] = lambda _text: None
-    aliases: Mapping[str, str] = field(default_factory=dict)
-
-
 class HttpServer:
     """An HTTP server for one pair. Call `start`, `open` when the pair is loaded, then `stop`, from any threads."""
 
@@ -225,13 +198,10 @@ class HttpServer:
             if not least <= value <= 1000:
                 raise InvalidOption(f"{name} is {value}.", f"Give a whole number from {least} to 1000.")
         self.address, self.scheme = address, "http" if config.tls is None else "https"
-        self._handler = handler = RequestHandler(
-            config.replies, config.waiting, config.on_event, anonymous=config.key is None, strict=config.strict,
-            keep_alive=config.keep_alive, aliases=config.aliases,
-        )  # fmt: skip
+        self._handler = handler = RequestHandler(config)
         self.models, self.metrics = handler.models, handler.metrics
         hosts = {address.host, *config.names, *(_LOOPBACK_NAMES if address.loopback else ())}
-        app = make_app(handler, program_version(), config.page_key)
+        app = make_app(handler, program_version())
         keys = [key for key in (config.key, config.page_key) if key] if config.key is not None else []
         self._app = SecurityMiddleware(app, hosts, keys, error_body, config.origins)
         self._server: _UvicornServer | None = None

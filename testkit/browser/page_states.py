@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.middleware import HttpConfig
+from edgellm.http.server import HttpServer
 from edgellm.rpc.address import Address
 from edgellm.storage.chat_log import Conversation, Conversations
 
@@ -282,8 +283,7 @@ STATES: dict[str, tuple[Callable[[Page], None], Mapping[str, Any]]] = {
 def opened_browser() -> Iterator[Browser]:
     """Open a headless Chromium."""
     with sync_playwright() as playwright:
-        words = ["--no-sandbox"] if os.geteuid() == 0 else []
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] * (os.geteuid() == 0))
         yield opened
         opened.close()
 

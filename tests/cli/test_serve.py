@@ -33,8 +33,8 @@ from edgellm.cli.server_options import HTTPOptions
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ServiceFailed
-from edgellm.http.middleware import page_key
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.middleware import HttpConfig, page_key
+from edgellm.http.server import HttpServer
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from edgellm.http.middleware import HttpConfig
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.spec.stream import Reply
@@ -65,10 +66,15 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def configured(**config: Any) -> HttpServer:
+    """A server with the fields of `HttpConfig`."""
+    return HttpServer(HOME, HttpConfig(**config))
+
+
 @contextmanager
 def serving(pair: Any, name: str, **config: Any) -> Iterator[HttpServer]:
     """A server of one pair, real or made up, with the fields of `HttpConfig`."""
-    with HttpServer(HOME, HttpConfig(**config)) as server:
+    with configured(**config) as server:
         server.open(ServedModel(pair, name))
         yield server
 

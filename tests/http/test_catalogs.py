@@ -18,7 +18,7 @@ from edgellm.engine.hardware import Hardware
 from edgellm.http import catalogs, replies
 from edgellm.http.catalogs import ModelDefaults, ModelOpener, NamedModels, PairOpener
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.spec.params import ReplyOptions
@@ -26,7 +26,7 @@ from edgellm.spec.stream import Reply
 from edgellm.storage import list_models
 from testkit.gguf.random_model import SHAPES, write
 from tests.conftest import Architectures, Heads
-from tests.http.conftest import HOME, Answer, Ask, asker, conversation, serving, written
+from tests.http.conftest import HOME, Answer, Ask, asker, configured, conversation, serving, written
 
 OTHER = "some/tiny:F32"
 VERIFIER = "edgellm-verifier"
@@ -52,7 +52,7 @@ def many(cache: Path) -> Iterator[HttpServer]:
     """A server with the bundled pair by default, as `edgellm serve` opens it."""
     hardware = Hardware(n_ctx=1_024, threads=1)  # more than the other model was trained for
     defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-    with HttpServer(HOME, HttpConfig(on_event=EVENTS.append, aliases={"claude-haiku": "some/tiny"})) as server:
+    with configured(on_event=EVENTS.append, aliases={"claude-haiku": "some/tiny"}) as server:
         opener = PairOpener("edgellm-verifier", "edgellm-draft", "edgellm-verifier", defaults)
         served = opener.open(Counter(), bool)
         server.open(served, opener=opener, catalog=NamedModels(defaults, tuple))

@@ -18,11 +18,11 @@ import psutil
 import pytest
 
 from edgellm.http import server as server_module
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Event
-from tests.http.conftest import HOME, asker, conversation, until
+from tests.http.conftest import HOME, asker, configured, conversation, until
 from tests.http.test_streaming import opened, said
 
 SOON = 0.3
@@ -34,7 +34,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     """A server with short limits of time, and without a model."""
     for name in ("HEAD_SECONDS", "NEXT_SECONDS", "READ_SECONDS"):
         monkeypatch.setattr(server_module, name, SOON)
-    with HttpServer(HOME, HttpConfig(key="k" * 43)) as server:
+    with configured(key="k" * 43) as server:
         server.models.open_without_model("There is no model.")
         yield server
 
@@ -163,7 +163,7 @@ def test_so_may_one_that_begins_just_before_another_ends(monkeypatch: pytest.Mon
 def test_a_handshake_that_is_not_begun_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HEAD_SECONDS", SOON)
     certificate, key = web_certificate(tmp_path, ["127.0.0.1"])
-    with HttpServer(HOME, HttpConfig((certificate, key), "k" * 43)) as server, connect(server) as client:
+    with configured(tls=(certificate, key), key="k" * 43) as server, connect(server) as client:
         server.models.open_without_model("There is no model.")
         assert client.recv(1) == b""
         context = ssl.create_default_context(cafile=certificate)

@@ -12,9 +12,9 @@ import pytest
 
 from edgellm.errors import HistoryUnusable
 from edgellm.http.middleware import page_key
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.storage.chat_log import MAX_BYTES, Conversation, Conversations
-from tests.http.conftest import HOME, Answer, asker
+from tests.http.conftest import HOME, Answer, asker, configured
 
 KEY, API_KEY = "p" * 43, "a" * 43
 TURNS = [{"role": "user", "content": "Where is my mug?"}, {"role": "assistant", "content": "In the kitchen."}]
@@ -34,7 +34,7 @@ def asking(server: HttpServer, key: str | None = KEY) -> AskFor:
 @pytest.fixture
 def server(store: Conversations) -> Iterator[HttpServer]:
     events: list[str] = []
-    with HttpServer(HOME, HttpConfig(page_key=KEY, on_event=events.append)) as opened:
+    with configured(page_key=KEY, on_event=events.append) as opened:
         yield opened
     assert events == []
 
@@ -100,10 +100,7 @@ def test_a_state_that_changed_meanwhile_is_not_overwritten(server: HttpServer, s
 
 def test_only_the_pages_key_opens_them(store: Conversations) -> None:
     store.save(Conversation.new().with_turns([("user", "A secret."), ("assistant", "Yes.")]))
-    with (
-        HttpServer(HOME, HttpConfig(page_key=KEY)) as without,
-        HttpServer(HOME, HttpConfig(key=API_KEY, page_key=KEY)) as with_key,
-    ):
+    with configured(page_key=KEY) as without, configured(key=API_KEY, page_key=KEY) as with_key:
         for server, key in ((without, None), (without, "x" * 43), (without, ""), (with_key, API_KEY)):
             for method, path, body in (
                 ("GET", "", None),
@@ -130,7 +127,7 @@ def test_the_key_is_made_once_and_is_in_the_pages_address(store: Conversations) 
     key = page_key()
     assert len(key) >= 43
     assert page_key() == key
-    with HttpServer(HOME, HttpConfig(page_key=key)) as server:
+    with configured(page_key=key) as server:
         assert server.page_url == f"{server.url}/#key={key}"
     with HttpServer(HOME) as server:
         assert server.page_url == f"{server.url}/"

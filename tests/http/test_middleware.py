@@ -14,9 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http import middleware
 from edgellm.http.dialects import error_body
-from edgellm.http.middleware import checked_host, checked_origin
-from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.middleware import HttpConfig, checked_host, checked_origin
+from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from tests.http.conftest import HOME, Ask, asker, serving
@@ -72,8 +71,7 @@ PAGE = "https://chat.example.org"
 def allowing(own: LLM) -> Iterator[Ask]:
     """A server that lets pages of an origin and a container in, and others not."""
     options = {"names": ["host.docker.internal"], "origins": [f"{PAGE}:443/", "app://obsidian.md"]}
-    with HttpServer(HOME, HttpConfig(key="k" * 43, **options)) as server:  # type: ignore[arg-type]
-        server.open(ServedModel(own, "edgellm-verifier"))
+    with serving(own, "edgellm-verifier", key="k" * 43, **options) as server:
         yield asker(server)
 
 

@@ -37,11 +37,8 @@ OLLAMA = ("/api/tags", "/api/ps", "/api/version")
 PATHS = {
     "GET": ("/health", "/status", "/metrics", "/v1/models", "/v1/models/{model}", "/conversations", ONE, *OLLAMA),
     "POST": (*REPLIES, "/api/show", "/models/unload", "/conversations"),
-    "PUT": (ONE,),
-    "PATCH": (ONE,),
-    "DELETE": (ONE,),
+    **dict.fromkeys(("PUT", "PATCH", "DELETE"), (ONE,)),
 }
-
 
 NESTED = {*REPLIES[2:]}  # each request takes long to make up
 
@@ -56,15 +53,10 @@ NOT_PROMISED: list[Any] = [positive_data_acceptance]
      if mode is GenerationMode.POSITIVE or method not in ("GET", "DELETE")],
 )  # fmt: skip
 def test_answers_are_as_described(described: Any, method: str, path: str, mode: GenerationMode) -> None:
-    strategy = described[path][method].as_strategy(generation_mode=mode)
+    strategy, most = described[path][method].as_strategy(generation_mode=mode), 3 if path in NESTED else 5
 
     @given(case=strategy)
-    @settings(
-        max_examples=3 if path in NESTED else 5,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-        database=None,
-    )
+    @settings(database=None, derandomize=True, suppress_health_check=list(HealthCheck), max_examples=most)
     def check(case: schemathesis.Case[Any]) -> None:
         key = {"Authorization": f"Bearer {KEY}"}
         answer = case.call(headers=key)

@@ -20,7 +20,7 @@ from playwright.sync_api import BrowserContext, ConsoleMessage, Page, expect
 from edgellm.engine import Message, Model
 from edgellm.errors import InvalidOption
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.http.status import PlanOut, read_plan
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
@@ -43,7 +43,7 @@ from testkit.browser.page_states import (
     show_open_panel,
     window,
 )  # fmt: skip
-from tests.http.conftest import HOME, QUESTION, Ask, asker, serving, until
+from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, serving, until
 from tests.http.test_streaming import Scripted, endless, failing, said, scripted
 
 STAGE = {"first_layer": 1, "last_layer": 5, "load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
@@ -319,7 +319,7 @@ def test_a_missing_key_and_errors_are_shown_and_the_question_is_kept(page: Page)
             return scripts.pop()(stats, stopped)
         return (token for token in said(b"Here."))
 
-    with HttpServer(HOME, HttpConfig(key="k" * 43)) as server:
+    with configured(key="k" * 43) as server:
         page.goto(server.url)
         expect(page.locator("#state")).to_contain_text("being loaded")
         server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))

@@ -17,7 +17,7 @@ from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelNotFound, TrustUnusable
 from edgellm.http.catalogs import ModelDefaults, NamedModels, probe, verifying
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.peer_probe import ProbeResult
@@ -26,7 +26,7 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import name_of
 from testkit import retokenized
-from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation, written
+from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, conversation, written
 from tests.http.test_page import context, needs_browser, page, say
 from tests.rpc.strangers import befriend, device
 
@@ -73,7 +73,7 @@ def models(desk: VerifierServer) -> NamedModels:
 
 @pytest.fixture
 def server(models: NamedModels, own: LLM) -> Iterator[HttpServer]:
-    with HttpServer(HOME, HttpConfig(key=KEY)) as opened:
+    with configured(key=KEY) as opened:
         opened.open(ServedModel(own, "edgellm-verifier"), catalog=models)
         yield opened
 

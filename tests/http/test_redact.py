@@ -69,8 +69,9 @@ def test_without_a_key_no_path_names_a_device(talkative: LLM, peer: Peer) -> Non
         assert ask("GET", "/status").json["devices"] == []
 
 
-def test_with_the_key_they_are_named(talkative: LLM, peer: Peer) -> None:
-    with serving(talkative, "edgellm-verifier", key=KEY) as server:
+@pytest.mark.parametrize("key", ["key", "page_key"])
+def test_with_a_key_they_are_named(talkative: LLM, peer: Peer, key: str) -> None:
+    with serving(talkative, "edgellm-verifier", **{key: KEY}) as server:
         ask, headers = asker(server), {"Authorization": f"Bearer {KEY}"}
         (device,) = ask("GET", "/status", headers=headers).json["devices"]
         assert (device["name"], device["short"]) == (peer.name, peer.id.short)

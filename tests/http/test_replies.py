@@ -15,11 +15,11 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from tests.http.conftest import HOME, QUESTION, Answer, Ask, asker, conversation, serving, written
+from tests.http.conftest import QUESTION, Answer, Ask, asker, configured, conversation, serving, written
 from tests.spec.real import case
 
 
@@ -222,7 +222,7 @@ def in_batches(path: Path) -> Iterator[HttpServer]:
         Model.load(path) as model,
         VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as verifier,
         LLM(model, verifier=verifier.inside(), threads=1) as pair,
-        HttpServer(HOME, HttpConfig(replies=4, waiting=CLIENTS)) as server,
+        configured(replies=4, waiting=CLIENTS) as server,
     ):
         server.open(ServedModel(pair, "edgellm-verifier"))
         yield server

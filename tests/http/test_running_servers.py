@@ -16,10 +16,9 @@ import pytest
 from edgellm.errors import ServerUnreachable
 from edgellm.http.middleware import page_key
 from edgellm.http.running_servers import RunningServer, recorded, running_servers
-from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.system import HAS_MODES, started_at, state_dir
-from tests.http.conftest import HOME
+from tests.http.conftest import configured
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +77,7 @@ def test_only_the_process_that_was_meant_is_ended(child: subprocess.Popen[bytes]
 def test_a_server_is_asked_with_the_users_key(tmp_path: Path, tls: bool) -> None:
     certificate, private_key = web_certificate(tmp_path, ["desk.local"])
     files = (certificate, private_key) if tls else None
-    with HttpServer(HOME, HttpConfig(files, key="k" * 43, page_key=page_key())) as server:
+    with configured(tls=files, key="k" * 43, page_key=page_key()) as server:
         server.models.open_without_model("There is none.")
         asked = RunningServer(os.getpid(), 0.0, server.reached_at, server.address.port, str(server.certificate or ""))
         status, answer = asked.ask("GET", "/status")

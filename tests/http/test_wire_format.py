@@ -8,10 +8,9 @@ from typing import Any, cast
 import pytest
 
 from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.trust.trust import Peer
-from tests.http.conftest import HOME, Answer, Ask, asker, conversation
+from tests.http.conftest import Answer, Ask, asker, configured, conversation
 from tests.http.test_page import PLAN
 from tests.http.test_redact import peer
 from tests.http.test_streaming import Scripted, failing
@@ -140,7 +139,7 @@ def test_streams(ask: Ask, usage: bool, logprobs: bool) -> None:
 @pytest.fixture
 def troubled(peer: Peer) -> Iterator[Ask]:
     """A server with a key, a plan and a paired device, whose replies fail behind a notice."""
-    with HttpServer(HOME, HttpConfig(key=KEY)) as server:
+    with configured(key=KEY) as server:
         server.open(ServedModel(cast(LLM, Scripted(failing)), "made-up"), PLAN)
         yield asker(server)
 
