@@ -121,8 +121,9 @@ class FirstReplies:
         if self._recorder is None:
             self._recorder = RunRecorder(stats.file(FIRST))
         recorder = self._recorder
-        if (run := gate.run()) is not None:
-            recorder.add(run)
+        if (run := gate.run()) is None:  # no chunk was verified
+            return None
+        recorder.add(run)
         known = 0 if profile is None else profile.terms.chunks
         if recorder.chunks < max(_ENOUGH, 2 * known):
             return None if recorder.save() or not stats.saves else _UNSAVED

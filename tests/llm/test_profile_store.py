@@ -175,6 +175,13 @@ def test_a_place_that_cannot_be_written_does_not_stop_a_reply(
     assert "cannot be saved" in news[-1].text
 
 
+def test_of_a_reply_without_drafts_there_is_nothing_to_save(pair: LLM) -> None:
+    """As where the verifier is away from the start."""
+    assert pair.engine.knowledge is not None
+    first = pair.engine.knowledge.first
+    assert first.end(first.begin((), improves=False)[0], 4, ()) is None
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
