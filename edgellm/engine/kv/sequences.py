@@ -322,6 +322,7 @@ class CachedSequences(ABC):
         if len(ids) == 0:
             raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
         common = self._sequences.common(seq, ids[:-1])
+        _ = self.native.owned
         self._cache.begin_read(seq)
         if seq in self._kept and self._prompts is not None:
             common = self._restored(self._prompts, ids[:-1], common, seq)
