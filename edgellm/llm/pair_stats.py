@@ -194,8 +194,6 @@ def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool =
 
 FIRST = ".first.jsonl"
 """Ending of the file of first replies."""
-LEARNED = 512
-"""Chunks of replies after which a profile is complete."""
 _LAST = 0.2  # weight of the last verdict's time
 
 
@@ -272,13 +270,6 @@ class PairStats:
         gate chooses chunks that are often wrong."""
         name = options.gate if isinstance(options.gate, str) else type(options.gate).__name__
         return self._learned[name, options.budget, options.gamma]
-
-    def learns(self) -> bool:
-        """Return whether replies improve the profile: it is missing, or made of too few replies."""
-        if not self._hashes_are_cached():
-            return False
-        known = None if self.known_profile is None else self.known_profile.terms
-        return known is None or (known.origin == "first replies" and known.chunks < LEARNED)
 
     @property
     def saves(self) -> bool:

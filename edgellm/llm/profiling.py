@@ -13,7 +13,7 @@ from typing import Any
 
 from edgellm.errors import InvalidOption, ProfileStopped, StateDamaged, Stopped
 from edgellm.llm.engine import DrafterKind, PairEngine
-from edgellm.llm.pair_stats import FIRST, LEARNED, PairStats
+from edgellm.llm.pair_stats import FIRST, PairStats
 from edgellm.spec.gates.fitting import Run, Seen, build
 from edgellm.spec.gates.profile import VERSION, Profile, ProfileTerms, signals, surprise
 from edgellm.spec.loop import Detokenizer, generate
@@ -94,29 +94,29 @@ def profile_pair(
 
 
 class FirstReplies:
-    """The first replies of a pair, which make its profile, and further ones that improve it."""
+    """The first replies of a pair, which make its profile."""
 
     def __init__(self, stats: PairStats) -> None:
         self._stats = stats
         self._recorder: RunRecorder | None = None
         self._announced = False
 
-    def begin(self, layers: tuple[int, ...], *, improves: bool) -> tuple[ObservedReply, list[Notice]]:
+    def begin(self, layers: tuple[int, ...]) -> tuple[ObservedReply, list[Notice]]:
         """Return the gate of such a reply, which measures the attention of `layers`; and the notices for the user,
-        given once. With `improves` the user has asked for the profile, and gets none."""
+        given once."""
         notices = []
-        if not self._announced and not improves:
+        if not self._announced:
             notices.append(Notice(
                 f"This pair has no profile yet. Its first {_ENOUGH} chunks are all verified to make one;"
                 " the budget is kept from then on. `edgellm profile` makes a better one from your own prompts."
             ))  # fmt: skip
         self._announced = True
-        return ObservedReply(layers, improves=improves), notices
+        return ObservedReply(layers), notices
 
     def end(self, gate: ObservedReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
         """Add such a reply; return a notice for the user once the first replies make a profile."""
-        stats, profile = self._stats, self._stats.known_profile
-        if profile is not None and not (gate.improves and stats.learns()):  # A concurrent reply was first.
+        stats = self._stats
+        if stats.known_profile is not None:  # A concurrent reply was first.
             return None
         if self._recorder is None:
             self._recorder = RunRecorder(stats.file(FIRST))
@@ -124,8 +124,7 @@ class FirstReplies:
         if (run := gate.run()) is None:  # no chunk was verified
             return None
         recorder.add(run)
-        known = 0 if profile is None else profile.terms.chunks
-        if recorder.chunks < max(_ENOUGH, 2 * known):
+        if recorder.chunks < _ENOUGH:
             return None if recorder.save() or not stats.saves else _UNSAVED
         terms = ProfileTerms(*stats.hashes(), gamma, layers, origin="first replies")
         made = build(recorder.runs, terms)
@@ -137,10 +136,6 @@ class FirstReplies:
         except OSError as error:
             return Notice(f"The pair's profile cannot be saved ({error}). It will be made again next time.")
         recorder.remove()
-        if gate.improves and made.terms.chunks < LEARNED:
-            recorder.save()
-        if known:
-            return Notice(f"The pair's profile is made of {made.terms.chunks} chunks now.")
         return Notice(f"The pair has a profile now ({path}). The budget is kept from the next reply on.")
 
 
@@ -160,12 +155,12 @@ class ObservedReply(Gate):
     """The gate of an observed reply: every chunk is verified, or none, and what is seen of it is recorded."""
 
     def __init__(
-        self, layers: tuple[int, ...] = (), *, improves: bool = False, verifies: bool = True,
+        self, layers: tuple[int, ...] = (), *, verifies: bool = True,
         importance: Callable[[Chunk], tuple[float, ...]] = mean_importance,
     ) -> None:  # fmt: skip
-        """Have the attention of `layers` measured. `improves`: improve an existing profile. Not `verifies`: the draft
-        model writes alone. `importance` returns that of a chunk, or that in each layer."""
-        self.layers, self.improves, self._verifies, self._importance = layers, improves, verifies, importance
+        """Have the attention of `layers` measured. Not `verifies`: the draft model writes alone. `importance` returns
+        that of a chunk, or that in each layer."""
+        self.layers, self._verifies, self._importance = layers, verifies, importance
         self._so_far = 0.0  # surprise of all chunks
         self._verified: list[Seen] = []
         self._alone: list[tuple[float, ...]] = []

@@ -160,15 +160,12 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
         )
     wants_profile, (controller, acceptance) = options.needs_profile, knowledge.learned(options)
     profile = knowledge.profile(wants_profile)
-    whole = _verifies_all(options) and options.drafter is None and options.logprobs is None
-    learns = options.learn_profile and sampling.greedy and whole and knowledge.learns()
     first: ObservedReply | None = None
     notices: list[Notice] = []
-    if learns or (wants_profile and profile is None):
+    if wants_profile and profile is None:
         layers = draft.attention_layers[:2][-1:]  # By default the second layer with attention shows importance.
-        first, notices = knowledge.first.begin(layers, improves=learns)
-        reason = "the reply improves the pair's profile" if learns else "the pair has no profile yet"
-        choice = GateChoice(first, reason, options.gamma or BUDGET_CHUNK, layers)
+        first, notices = knowledge.first.begin(layers)
+        choice = GateChoice(first, "the pair has no profile yet", options.gamma or BUDGET_CHUNK, layers)
     else:
         choice = choose(options, sampling.seed, profile=profile, controller=controller, linked=engine.linked)
     kind, early = _early_exit(draft, options, DrafterKind(choice.layers))

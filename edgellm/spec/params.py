@@ -131,9 +131,6 @@ class ReplyOptions:
         True,
         "With a budget: where the draft model is unsure, draft the token that followed the same words in the context.",
     )
-    learn_profile: bool = _drafts(
-        False, "Let replies without a budget make and improve the pair's profile; they take longer."
-    )
     confidence_threshold: float = 0.8  # c_th of the confidence gate without a budget
     gamma: int | None = None
     """Drafted tokens in a chunk, at most; None: the profile's under a budget, else what pays. With `retrieval` off, a

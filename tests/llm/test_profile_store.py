@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -372,28 +371,6 @@ def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
         chat, most[0] = most[0], 0
         pair.profile([[Message("user", long)], *FEW], max_tokens=MOST)
     assert most[0] <= 1.2 * chat
-
-
-@pytest.mark.usefixtures("home")
-def test_replies_make_a_profile_and_improve_it_where_the_user_allows_it(
-    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgellm.llm.profiling.LEARNED", 128)
-    asked = prompts(PROFILED, 4)
-    sizes: list[int] = []
-    for part in (asked[: len(asked) // 2], asked[len(asked) // 2 :]):  # two processes
-        with LLM.open(*f32_pair, threads=1) as pair:
-            for number, prompt in enumerate(part):
-                written = [token.id for token in pair.reply(prompt, max_tokens=40, learn_profile=True)]
-                assert number % 6 or written == [token.id for token in pair.reply(prompt, max_tokens=40)]
-                profile = pair.engine.knowledge.profile(True) if pair.engine.knowledge is not None else None
-                sizes.append(0 if profile is None else profile.terms.chunks)
-    made = sorted(set(sizes))
-    assert made[0] == 0
-    assert made[1] >= 64
-    assert all(more >= 2 * less for less, more in pairwise(made[1:]))
-    assert made[-1] >= 128
-    assert len(made) <= 3  # enough after 128
 
 
 def test_replies_leave_a_profile_alone_by_default(pair: LLM, home: Path) -> None:
