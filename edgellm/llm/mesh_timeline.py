@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from edgellm.coldstart.plan import PlannedStage, PlanOption, format_seconds
-from edgellm.layer_range import HERE, LayerRange, StageShare
+from edgellm.coldstart.plan import PlannedStage, PlanOption
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.mesh.pipeline import StageRecord
 from edgellm.spec.stats import Summary
@@ -17,12 +16,8 @@ from edgellm.spec.stats import Summary
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Move
     from edgellm.mesh.coordinator import TakeOver
-    from edgellm.rpc.discovery.workers import Worker
 
 
-FAR = 8.0
-"""The factor between measured and planned time from which a figure, and not the planner's model, counts as wrong."""
-_LEAST = 0.5  # seconds: shorter times are hardly noticed, and opening a stage takes a part of them
 _KEYS = ("load_s", "wait_s", "network_s", "received_s", "compute_s", "finish_s")
 
 
@@ -37,10 +32,6 @@ class DeviceTimeline:
     loading: tuple[tuple[float, float], ...]
     computing: tuple[tuple[float, float], ...]
     got: tuple[float, ...]
-
-    @property
-    def cut_s(self) -> float:
-        return sum(end - begin for begin, end in self.cutting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +49,12 @@ class MeasuredMove:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A measured reply: until the first token, stage by stage, and the time of each further token. `disproved`: a
-    sentence for each figure that the reply has disproved, which is measured again before the next plan.
+    """A measured reply: until the first token, stage by stage, and the time of each further token.
 
     A reply in phases has `moves`, and neither stages nor timelines: its first placement is gone."""
 
     option: PlanOption
     timelines: tuple[DeviceTimeline, ...]
-    disproved: tuple[str, ...] = ()
     moves: tuple[MeasuredMove, ...] = ()
 
 
@@ -87,39 +76,6 @@ def planned_for(stage: PlannedStage, plan: PlanOption | None) -> PlannedStage | 
     return None
 
 
-def disproved_figures(
-    found: PlanOption, plan: PlanOption | None, workers: Mapping[str, Worker],
-    cut: Mapping[str, float] = MappingProxyType({}),
-) -> tuple[str, ...]:  # fmt: skip
-    """Mark the figures that a reply has disproved, of this device and the `workers`, to be measured again; return a
-    sentence for each, and for each device that `cut` layers for some seconds before it loaded them, which a plan tells
-    apart. Without a `plan` nothing is disproved."""
-    from edgellm.mesh.fleet_profiler import doubt_figures
-
-    sentences = [
-        f"{device} cut its layers from the model's file for {format_seconds(seconds)}, for the first time only."
-        for device, seconds in cut.items() if seconds > _LEAST
-    ]  # fmt: skip
-    for stage in found.stages:
-        planned, worker = planned_for(stage, plan), workers.get(stage.device)
-        if planned is None or (worker is None and stage.device != HERE):
-            continue
-        times = {
-            "computing": (stage.compute_s, planned.compute_s),
-            "loading": (stage.load_s - cut.get(stage.device, 0.0), planned.load_s),
-            "network": (stage.network_s, planned.network_s),
-        }
-        for what, (took, expected) in times.items():
-            shorter, longer = sorted((took, expected))
-            far = shorter > 0.0 and longer > max(_LEAST, FAR * shorter)
-            if far and doubt_figures(worker, what):
-                sentences.append(
-                    f"{stage.device}: {what} took {format_seconds(took)}, not {format_seconds(expected)} as"
-                    " planned. The device is measured again before the next plan."
-                )
-    return tuple(sentences)
-
-
 def comparison(found: Measured | None, plan: PlanOption | None) -> dict[str, Any]:
     """Return measured and planned times as JSON, None for missing times, layers counted from 1. At least one of both is
     given. A reply in phases also has its moves and its end."""
@@ -138,7 +94,6 @@ def comparison(found: Measured | None, plan: PlanOption | None) -> dict[str, Any
              "planned": _numbers(planned_for(one, plan))}
             for one in (() if shown is None else shown.stages)
         ],
-        "disproved": [] if found is None else list(found.disproved),
     }  # fmt: skip
 
 
@@ -193,12 +148,7 @@ class Replies:
         if taken:
             return self._in_phases(taken, since, ttft, ttft + rest, summary, cold=cold)
         found = self._in_stages(since, ttft, summary.tokens, ttft + rest)
-        plan = self._opened.predict(summary.prompt_tokens, summary.tokens, cold=cold)
-        if (placed := self._opened.placed) is not None and placed.workers is not None:
-            cut = {one.device: one.cut_s for one in found.timelines}
-            told = None if placed.home.waited else plan  # Doubtful figures are measured again in any case.
-            found = replace(found, disproved=disproved_figures(found.option, told, placed.workers, cut))
-        return found, plan
+        return found, self._opened.predict(summary.prompt_tokens, summary.tokens, cold=cold)
 
     def _in_stages(self, since: float, ttft: float, tokens: int, seconds: float) -> Measured:
         """Return the stages' work in a reply whose first token came after `ttft` seconds, and the last of `tokens`

@@ -78,12 +78,10 @@ class MeasuredLink:
 
 @dataclass(slots=True)
 class KeptFigures:
-    """The measurements of this home: devices by their keys, lines by the keys of both ends. `doubts`: figures of either
-    that a reply has disproved, with the time of their new measurement, or 0 until there is one."""
+    """The measurements of this home: devices by their keys, lines by the keys of both ends."""
 
     speeds: dict[str, MeasuredSpeed] = field(default_factory=dict)
     lines: dict[str, MeasuredLink] = field(default_factory=dict)
-    doubts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls) -> Self:
@@ -93,15 +91,6 @@ class KeptFigures:
     def save(self) -> None:
         """Keep the figures. If that fails, they are measured again next time."""
         write_cached(_path(), asdict(self))
-
-    def doubted(self, key: str) -> bool:
-        """Return whether the figures of `key` are to be measured again."""
-        return self.doubts.get(key) == 0
-
-    def settle(self, key: str, taken: int) -> None:
-        """Record that the figures of `key` were measured again, at `taken`, if they were doubted."""
-        if key in self.doubts:
-            self.doubts[key] = taken
 
 
 def _path() -> Path:
@@ -127,23 +116,6 @@ def stored_speed(worker: Worker | None) -> MeasuredSpeed | None:
 def stored_link(worker: Worker) -> MeasuredLink | None:
     """Return the last measurement of the line from here."""
     return KeptFigures.load().lines.get(_line_key(None, worker))
-
-
-def doubt_figures(worker: Worker | None, what: str) -> bool:
-    """Have a device's figures that a reply has disproved ("computing", "loading" or "network") measured again; return
-    False if they were measured again before."""
-    kept = KeptFigures.load()
-    if what == "network":
-        key = "" if worker is None else _line_key(None, worker)
-        taken = kept.lines[key].taken if key in kept.lines else None
-    else:
-        key = _key(worker)
-        taken = kept.speeds[key].figures.taken if key in kept.speeds else None
-    if taken is None or kept.doubts.get(key) == taken:
-        return False
-    kept.doubts[key] = 0
-    kept.save()
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +236,7 @@ class _Surveyor:
 
     async def _speed(self, worker: Worker | None) -> MeasuredSpeed | None:
         key, name = _key(worker), HERE if worker is None else worker.name
-        max_age = 0.0 if self._remeasure or self._kept.doubted(key) else MAX_AGE
+        max_age = 0.0 if self._remeasure else MAX_AGE
         blocks = self._model.blocks
         try:
             if worker is None:
@@ -279,7 +251,6 @@ class _Surveyor:
         except EdgeError as error:
             self._left_out.append((name, error))
             return None
-        self._kept.settle(key, figures.taken)
         self._kept.speeds[key] = MeasuredSpeed(figures, self._model.name, self._model.shape)
         return self._kept.speeds[key]
 
@@ -307,7 +278,6 @@ class _Surveyor:
                 self._left_out.append((name, error))
             return None
         self._kept.lines[key] = link
-        self._kept.settle(key, link.taken)
         return link
 
     def _why(self, key: str) -> str | None:
@@ -317,8 +287,6 @@ class _Surveyor:
             return "asked for"
         if known is None:
             return "never measured"
-        if self._kept.doubted(key):
-            return "a reply took a different time"
         age = time.time() - known.taken
         if not 0 <= age <= MAX_LINK_AGE:
             return "too old"

@@ -15,7 +15,7 @@ import pytest
 
 from edgellm import system
 from edgellm.coldstart.home import Home
-from edgellm.coldstart.plan import PlanOption, doubt, plan
+from edgellm.coldstart.plan import doubt, plan
 from edgellm.engine import ModelFile
 from edgellm.engine.cores import CpuWait
 from edgellm.engine.gguf import synthetic_layers as timing
@@ -23,7 +23,6 @@ from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.engine.hardware import ComputeDevice, Hardware
 from edgellm.errors import MeasureFailed, VerifierUnreachable
 from edgellm.layer_range import HERE
-from edgellm.llm.mesh_timeline import disproved_figures
 from edgellm.mesh import device_profiler, weight_cache
 from edgellm.mesh.device_profiler import MAX_DOUBTFUL_AGE, measure_device
 from edgellm.mesh.fleet_profiler import Survey, TimedModel, stored_link, stored_speed, survey
@@ -273,33 +272,6 @@ def test_who_cannot_be_measured_is_left_out_and_it_is_said_why(
     alone = survey(owner, [], model)
     assert list(alone.speeds) == [HERE]
     assert time.time() - alone.speeds[HERE].figures.taken < 60
-
-
-def test_figures_that_a_reply_has_disproved_are_measured_again_once(
-    owner: Trust, layers: Blocks, verifier_path: Path
-) -> None:
-    first, _ = look(owner, layers, verifier_path)
-    desk = first.workers["desk"]
-    home = Home(first.fleet().devices, model_costs(ModelFile.open(verifier_path)), 64, 16, links=first.fleet().links)
-    planned = plan(home).option.stages[0]
-    planned = replace(planned, device="desk", compute_s=1.0, load_s=1.0, network_s=1.0)
-    way = PlanOption((replace(planned, compute_s=300.0, load_s=2.0, network_s=1.0 / 300.0),), 1.0, 1.0, 1.0)
-    told = disproved_figures(way, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk})
-    assert [sentence.split(" took ")[0] for sentence in told] == ["desk: computing", "desk: network"]
-    slow = PlanOption((replace(planned, load_s=30.0),), 1.0, 1.0, 1.0)
-    (cut,) = disproved_figures(slow, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk}, {"desk": 29.0})
-    assert cut.startswith("desk cut its layers from the model's file for 29.00 s")
-    again, _ = look(owner, layers, verifier_path)
-    assert again.speeds["desk"].figures.reason == "asked for"
-    assert again.lines[HERE, "desk"].reason == "a reply took a different time"
-    assert again.lines[HERE, "attic"] == first.lines[HERE, "attic"]
-    assert again.speeds["attic"].figures.taken == first.speeds["attic"].figures.taken
-    assert (
-        disproved_figures(way, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk}) == ()
-    )  # it is the planner's model, then
-    third, heard = look(owner, layers, verifier_path)
-    assert third.lines == again.lines
-    assert not [what for _, what in heard if what == "measuring the connection from here"]
 
 
 def test_figures_of_a_busy_machine_are_doubtful_and_short_lived(

@@ -248,8 +248,6 @@ class Reports(Replies):
             emit_json({"mesh": comparison(did, plan)}, indent=None)
             return
         print_timeline(err(), did, plan)
-        for sentence in did.disproved:
-            say(sentence, style="yellow")
 
 
 def print_timeline(console: Console, found: Measured, plan: PlanOption | None) -> None:

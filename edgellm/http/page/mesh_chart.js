@@ -87,6 +87,5 @@ export function showMesh({ last }) {
     return element("p", "small", `From token ${move.after_token + 1} on ${where.join(", ")}: took over after ` +
       withPlan(move.at_s, move.planned ? move.planned.at_s : null));
   });
-  const wrong = last.disproved.map((sentence) => element("p", "notice", sentence));
-  byId("gantt").replaceChildren(chart(last.stages, [last.ttft_s ?? 0, planned ?? 0]), ...rows, ...moves, ...wrong);
+  byId("gantt").replaceChildren(chart(last.stages, [last.ttft_s ?? 0, planned ?? 0]), ...rows, ...moves);
 }
