@@ -24,7 +24,10 @@ from edgellm.errors import EdgeError, StateDamaged, TrustUnusable
 from edgellm.system import HAS_MODES, NO_LINKS, NOT_BLOCKING, cache_dir, data_dir, state_dir
 
 MAX_BYTES = 64 * 2**20
-_MAX_PRIVATE_BYTES = 2**20
+SMALL = 2**20
+"""Most bytes of a key, and of a file that a user writes."""
+MONTH = 30 * 86_400.0
+"""Seconds for which a measurement counts, and for which unused layers stay."""
 LOCK_SECONDS = 10.0  # seconds to wait for another process; each holds a file for some milliseconds
 
 _T = TypeVar("_T")
@@ -69,7 +72,7 @@ def read_json_lines(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX
     )
 
 
-def read_toml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
+def read_toml(path: Path, max_bytes: int = SMALL) -> dict[str, Any] | None:
     """Return the tables of a TOML file that the user writes, or None if there is none. Raise StateDamaged."""
     return _parsed(path, lambda data: tomllib.loads(data.decode()), read_state(path, max_bytes, links=True))
 
@@ -113,7 +116,7 @@ def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None
 def read_private(path: Path) -> bytes | None:
     """Return the bytes of a file on which trust rests; None if there is none. Raise TrustUnusable."""
     try:
-        return read_state(path, _MAX_PRIVATE_BYTES)
+        return read_state(path, SMALL)
     except StateDamaged as error:
         raise TrustUnusable(error.what, "Move it away, and try again.") from None
 

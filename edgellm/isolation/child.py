@@ -32,7 +32,8 @@ from edgellm.errors import EdgeError, EngineFailed, Stopped
 from edgellm.isolation.serving import LENGTH, OUT_OF_MEMORY, READY, pack, unpack
 
 GRACE_SECONDS = 30.0  # wall time of an answer beyond ten times its processor time
-POLL_SECONDS = 0.02  # time between two checks of the child
+POLL_SECONDS = 0.05
+"""Seconds between two checks of another process or thread."""
 _LATE_SECONDS = 0.25  # most silence counted between two checks: a longer gap means a suspended process or machine
 _HEAD = 2**16  # most bytes of an answer's head
 _SAID = 4_096  # characters of the child's own error, and bytes of its last output

@@ -30,12 +30,11 @@ from edgellm.engine.timing import is_plausible, minimum_times, plausible_times
 from edgellm.errors import StateDamaged, Stopped
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve, DecodeCost
-from edgellm.state import from_json, read_json, write_state
+from edgellm.state import MONTH, from_json, read_json, write_state
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
 from edgellm.system import cache_dir, processor
 
-MAX_AGE = 30 * 86_400.0  # seconds
 AGAIN = 60.0
 """Seconds after a measurement on a busy machine before the next one."""
 MAX_CHANGE = 4.0
@@ -43,8 +42,7 @@ MAX_CHANGE = 4.0
 _PREFIX = 16  # positions in the context before a measured decode
 _ROUNDS = 12  # most rounds of measurements: fewer if all lengths took the same time twice
 _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
-_MIN_SECONDS, _MAX_SECONDS = 0.2, 3.0  # limits of a measurement, after which longer decodes are extrapolated
-_WORTH = 40  # duration of a measurement in decodes of one row, within these limits
+_MAX_SECONDS = 3.0  # limit of a measurement, after which longer decodes are extrapolated
 _ORDER = (1, 4, 2, 8, 16, 32, 3, 6, 12, 24, 64, 48)  # lengths, the most informative first
 _QUICK_SECONDS = 0.01  # seconds below which a decode is repeated
 SHARED = 0.5
@@ -104,7 +102,7 @@ def read_curve(path: Path, device: str) -> CostCurve | None:
     found = None
     with suppress(StateDamaged):
         found = read_json(path, lambda fields: from_json(StoredCurve, fields))
-    if found is None or found.device != device or not 0.0 <= time() - found.taken <= MAX_AGE:
+    if found is None or found.device != device or not 0.0 <= time() - found.taken <= MONTH:
         return None
     return found.curve if is_possible(found.curve) else None
 
@@ -255,12 +253,12 @@ class CurveMeasurement:
             context.reread()
             return taken
 
-        limit = min(max(_MIN_SECONDS, _WORTH * min(timed(1), timed(1))), _MAX_SECONDS)
+        timed(1)
 
         def timed_twice(rows: int) -> float:
             """Return the seconds of a decode; of a quick decode, those of its repetition."""
             if progress is not None:
-                progress(min(1.0, (perf_counter() - start) / limit))
+                progress(min(1.0, (perf_counter() - start) / _MAX_SECONDS))
             fresh = timed(rows)
             if fresh < _QUICK_SECONDS:
                 again = timed(rows)
@@ -273,7 +271,7 @@ class CurveMeasurement:
             return fresh
 
         found = minimum_times(
-            timed_twice, _ORDER, rounds=_ROUNDS, seconds=limit, at_least=_MIN_LENGTHS, clock=perf_counter,
+            timed_twice, _ORDER, rounds=_ROUNDS, seconds=_MAX_SECONDS, at_least=_MIN_LENGTHS, clock=perf_counter,
             samples=self._samples,
         )  # fmt: skip
         found[1] = min(found[1], *self._singles) if self._singles else found[1]
@@ -282,7 +280,7 @@ class CurveMeasurement:
         change = min(max(0.0, float(median(self._changes or [0.0]))), MAX_CHANGE * seconds[0])
         if late is None:
             return CostCurve(tuple(known), seconds, change, filled=True)
-        heads = measure_heads(late.head, limit / 3.0, should_stop, self._head_samples)
+        heads = measure_heads(late.head, _MAX_SECONDS / 3.0, should_stop, self._head_samples)
         alone = max(seconds[0] - heads[0], 0.1 * seconds[0])
         return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads)
 

@@ -33,7 +33,7 @@ from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
-from edgellm.mesh.placement import Placement, first_cut, missing, model_costs, place, with_phases
+from edgellm.mesh.placement import WAITED_SECONDS, Placement, first_cut, missing, model_costs, place, with_phases
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.storage.layer_pieces import check_stages, layers_per_piece
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 POSITIONS = 4096  # default tokens of a prompt and its reply
 PLAN_SECONDS = 5.0  # seconds of planning, after which the best plan so far is taken
-PHASE_SECONDS = 1.0  # seconds of planning a reply in phases: devices wait for it before they load
 SESSIONS = 4
 
 Asked = Sequence[tuple[Device, Device | EdgeError]]
@@ -178,7 +177,7 @@ class LocalDevice:
 
 def place_described(file: ModelFile, fleet: Fleet, workload: Workload) -> Placement:
     """Return the best stages of the model in `file` on described devices, each of which has any layer."""
-    return with_phases(place(workload.home(file, fleet), stop=within(PLAN_SECONDS)), within(PHASE_SECONDS))
+    return with_phases(place(workload.home(file, fleet), stop=within(PLAN_SECONDS)), within(WAITED_SECONDS))
 
 
 def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placement:
@@ -194,7 +193,7 @@ def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placeme
     left_out += [(device.name, found.what) for device, found in asked if not isinstance(found, Device)]
     home = workload.home(file, replace(known, devices=tuple(devices)))
     placed = place(home, survey.workers, left_out, within(PLAN_SECONDS))
-    return with_phases(placed, within(PHASE_SECONDS))
+    return with_phases(placed, within(WAITED_SECONDS))
 
 
 def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey) -> tuple[dict[str, int], str]:

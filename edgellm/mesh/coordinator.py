@@ -29,12 +29,11 @@ from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.layer_range import StageShare, ranges
 from edgellm.mesh.messages import MAX_ROWS, StageAnswer, StageLost, StageSpec
 from edgellm.mesh.pipeline import Pipeline, StageHost
-from edgellm.mesh.placement import fail_over
+from edgellm.mesh.placement import WAITED_SECONDS, fail_over
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 
 _log = logging.getLogger(__name__)
-_PLANNING = 2.0  # seconds for planning a new split, for which a reply waits
 _REVIVALS = 3  # returns of a device that is lost again; also pipelines lost with no device at fault
 
 
@@ -382,7 +381,7 @@ class Mesh:
         for name, device in self._devices.items():
             if name not in losses.why:
                 self._ask(device, remaining)
-        end = time.monotonic() + _PLANNING
+        end = time.monotonic() + WAITED_SECONDS
         planned = partial(self._planned, text=self._longest, stop=lambda: time.monotonic() > end)
         if (shares := planned(remaining)) is None:
             back = [name for name in losses.why if losses.recent[name] < _REVIVALS]

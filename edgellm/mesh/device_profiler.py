@@ -28,11 +28,10 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.measuring import DeviceFigures
 from edgellm.rpc.versions import program_version
-from edgellm.state import from_json, read_cached, write_cached
+from edgellm.state import MONTH, from_json, read_cached, write_cached
 from edgellm.storage.layer_pieces import grid, grid_lines
 from edgellm.system import cache_dir
 
-MAX_AGE = 30 * 86_400.0  # seconds; older figures are not used unasked
 MAX_DOUBTFUL_AGE = 600.0
 """Seconds for which measurements on a busy machine are used."""
 _LOADING = 2.0  # seconds of loading layers
@@ -40,7 +39,7 @@ _LOADING = 2.0  # seconds of loading layers
 
 def measure_device(
     blocks: Blocks,
-    max_age: float = MAX_AGE,
+    max_age: float = MONTH,
     on_progress: Callable[[str], None] = lambda _: None,
     *,
     folder: Path | None = None,

@@ -13,7 +13,6 @@ from edgellm.errors import InvalidOption, StateDamaged
 from edgellm.state import read_toml
 
 PRESETS = ("csgo",)
-MAX_BYTES = 2**20
 _MOST = 1e15  # limit of numbers, so that nothing computed from it overflows
 MAX_DEVICES = 20
 
@@ -58,7 +57,7 @@ def read_fleet(path: Path) -> Fleet:
     and what is expected.
     """
     try:
-        found = read_toml(path.expanduser(), MAX_BYTES)
+        found = read_toml(path.expanduser())
     except StateDamaged as error:
         raise InvalidOption(error.what, "See: edgellm mesh plan --help-all") from None
     if found is None:

@@ -18,7 +18,7 @@ from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, stand_in
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted
 from edgellm.layer_range import HERE
-from edgellm.mesh.device_profiler import MAX_AGE, MAX_DOUBTFUL_AGE, measure_device
+from edgellm.mesh.device_profiler import MAX_DOUBTFUL_AGE, measure_device
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.placement import model_costs, shape_of
 from edgellm.mesh.weight_cache import ComputeUnit
@@ -27,7 +27,7 @@ from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at_address
 from edgellm.rpc.measuring import DeviceFigures, LinkSpeed, measure, measure_link, request_link_measurement
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.state import from_json, read_cached, write_cached
+from edgellm.state import MONTH, from_json, read_cached, write_cached
 from edgellm.system import cache_dir
 
 MAX_LINK_AGE = 86_400.0  # seconds; a device moved to another room has another line
@@ -236,7 +236,7 @@ class _Surveyor:
 
     async def _speed(self, worker: Worker | None) -> MeasuredSpeed | None:
         key, name = _key(worker), HERE if worker is None else worker.name
-        max_age = 0.0 if self._remeasure else MAX_AGE
+        max_age = 0.0 if self._remeasure else MONTH
         blocks = self._model.blocks
         try:
             if worker is None:

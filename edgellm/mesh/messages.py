@@ -15,6 +15,9 @@ from edgellm.storage.layer_pieces import LayerPiece
 MAX_ROWS = 256
 """The most rows of a micro-batch, which may have one more: longer micro-batches are no faster, and stages wait."""
 
+MAX_SPANS = 2048
+"""The most spans of a trace."""
+
 MAX_LOGIT_BYTES = 8 * 2**20
 """The most bytes of logits in an answer, half of a message."""
 

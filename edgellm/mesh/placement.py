@@ -26,6 +26,8 @@ COURSES = (
     "edgellm.coldstart.phases",
 )  # fmt: skip
 """The modules that plan a reply which begins with other shares than it ends with."""
+WAITED_SECONDS = 2.0
+"""Seconds of planning for which devices or a reply wait: of phases, and of a new split after a loss."""
 TRYING = 1.0  # seconds in which a process of its own tries a new kind of piece
 _MOST_DEVICES = 10  # devices planned with after a loss: the number of their sets doubles with each
 

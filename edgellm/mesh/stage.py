@@ -35,6 +35,7 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import require
 from edgellm.mesh.messages import (
     MAX_ROWS,
+    MAX_SPANS,
     Event,
     Failed,
     Loaded,
@@ -53,7 +54,6 @@ from edgellm.spec.verification import Judgement
 _log = logging.getLogger(__name__)
 _MERGED = 2e-3  # seconds: spans with a shorter gap between them are reported as one
 _CUTTING = 0.02  # seconds: a file that is there is opened in less
-_MAX_SPANS = 2048
 MAX_QUEUED_ROWS = 4  # waiting rows per position of every session: abandoned micro-batches still pass through
 
 
@@ -74,7 +74,7 @@ class Trace:
         before = self._spans[-1] if self._spans else None
         if kind == "compute" and before is not None and before.kind == kind and begin - before.end < _MERGED:
             self._spans[-1] = replace(before, end=end)
-        elif len(self._spans) < _MAX_SPANS:
+        elif len(self._spans) < MAX_SPANS:
             self._spans.append(TraceSpan(kind, what, begin, end))
 
     def take(self) -> tuple[TraceSpan, ...]:

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from edgellm.engine import Floats, Ids
+from edgellm.engine.gguf.reader import MAX_LAYERS
 from edgellm.engine.native import VERSION
 from edgellm.errors import InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
     MAX_ROWS,
+    MAX_SPANS,
     Event,
     Failed,
     Loaded,
@@ -48,9 +50,7 @@ CONTRACT = pb.DESCRIPTOR.services_by_name["Mesh"]
 HOLDS, WORK, CARRY = (f"/{CONTRACT.full_name}/{name}" for name in ("Holds", "Work", "Carry"))
 _KINDS = ("compute", "load", "got", "cut")
 _F16_MOST = 65_504.0
-_MAX_LAYERS = 4_096
 _MAX_POSITIONS = 2**20  # positions of all sessions of a stage
-_MAX_SPANS = 4_096
 _MAX_TEXT = 500
 
 
@@ -84,7 +84,7 @@ def read_work(message: pb.Prepare) -> StageSpec:
     check_engine(message.version, "The coordinator")
     if len(message.model) != 32 or len(message.stage) != 16:
         refuse("The request for a stage has no model, or no name.")
-    if not (message.first <= message.last < message.layers <= _MAX_LAYERS):
+    if not (message.first <= message.last < message.layers <= MAX_LAYERS):
         refuse(f"The requested layers {message.first} to {message.last} of {message.layers} are invalid.")
     if not (0 < message.n_embd <= 2**16 and 0 < message.n_vocab <= 2**22 and 0 < message.context <= 2**22):
         refuse("The model's dimensions are invalid.")
@@ -188,7 +188,7 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
         case "times":
             spans = tuple(
                 TraceSpan(_KINDS[one.kind], one.what, one.begin, one.end)
-                for one in message.times.spans[:_MAX_SPANS]
+                for one in message.times.spans[:MAX_SPANS]
                 if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
             )
             return StageTrace(spans, _seconds(message.times.at))

@@ -22,7 +22,8 @@ from edgellm.errors import (
     VerifierSlow,
     VerifierUnavailable,
 )
-from edgellm.spec.protocols import POLL_SECONDS, Ahead, Drafter, Gate, GenerationState, Session, Verifier
+from edgellm.isolation.child import POLL_SECONDS
+from edgellm.spec.protocols import Ahead, Drafter, Gate, GenerationState, Session, Verifier
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import ChannelSplitter
 from edgellm.spec.types import Channel, Chunk, Decision, Event, Explanation, Notice, Round, Source, Token, Verdict

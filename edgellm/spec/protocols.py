@@ -16,6 +16,7 @@ import numpy as np
 
 from edgellm.engine import ShouldStop, never
 from edgellm.errors import Stopped, VerifierLost
+from edgellm.isolation.child import POLL_SECONDS
 from edgellm.spec.ngram.sources import ContextLookup, Cursor
 from edgellm.spec.sampling import WHOLE_ROWS, Choice, GrammarState, ReplyGrammar
 from edgellm.spec.types import (
@@ -171,7 +172,6 @@ class GenerationState:
 
 
 T = TypeVar("T")
-POLL_SECONDS = 0.05  # seconds between two checks for a stopped reply, or a returned verifier
 _LONG = 512  # new tokens of a prefix from which on its reading is reported
 
 

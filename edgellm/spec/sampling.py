@@ -19,7 +19,7 @@ from edgellm.storage.catalog import catalog
 Times: TypeAlias = npt.NDArray[np.float64]
 
 _MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # constants of SplitMix64 (Steele et al. 2014): increment and mixing factors
+GOLDEN = 0x9E3779B97F4A7C15  # constants of SplitMix64 (Steele et al. 2014): increment and mixing factors
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _COLDEST = 1e-6  # least temperature: lower ones change nothing, and their quotients would overflow
 _HOTTEST = 1e30  # highest temperature: all tokens are alike there, and higher ones would overflow
@@ -46,8 +46,8 @@ def arrival_times(seed: int, position: int, ids: Ids) -> Times:
     They depend on seed, position and token alone: not on the other tokens, on the order of calls, or on how a text was
     cut into chunks, so a replay or a rebuilt session draws the same.
     """
-    key = _mixed_number((_mixed_number(seed & _MASK) + position * _GOLDEN) & _MASK)
-    words = np.uint64(key) + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    key = _mixed_number((_mixed_number(seed & _MASK) + position * GOLDEN) & _MASK)
+    words = np.uint64(key) + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(_FIRST)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(_SECOND)
     words ^= words >> np.uint64(31)

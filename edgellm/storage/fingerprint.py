@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgellm.errors import EdgeError, Stopped
+from edgellm.isolation.child import POLL_SECONDS
 from edgellm.state import read_cached, write_cached
 from edgellm.system import cache_dir
 
@@ -20,7 +21,6 @@ _MAX_FILES = 256  # files
 _CACHE = "fingerprints.json"
 QUICK_BYTES = 64 * 2**20  # a file up to this size is hashed at once
 _PORTION = 2**18  # bytes that are read at once
-_POLL = 0.1  # seconds
 
 
 def fingerprint(path: Path) -> str:
@@ -88,7 +88,7 @@ class FileHash:
             if should_stop is not None and should_stop():
                 raise Stopped
 
-        while not self._computing.acquire(timeout=_POLL):
+        while not self._computing.acquire(timeout=POLL_SECONDS):
             reached()
         try:
             self._found = self.known or fingerprint_of([part.compute(reached) for part in self._files()])

@@ -29,7 +29,7 @@ from edgellm import system
 from edgellm.engine import ModelFile
 from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreFull
 from edgellm.layer_range import LayerRange
-from edgellm.state import from_json, hold_lock, private_folder, read_cached, write_state
+from edgellm.state import MONTH, from_json, hold_lock, private_folder, read_cached, write_state
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.layer_pieces import (
     IncomingPiece,
@@ -49,7 +49,6 @@ from edgellm.system import cache_dir
 
 OWN, CUT = "here", "cut"
 MAX_MODELS = 64  # models of one other device
-UNUSED_SECONDS = 30 * 86_400.0  # layers unused for longer than this make room for those of another device
 RESERVED_BYTES = 256 * 2**20  # bytes of the disk that are left free in any case
 _WRITE = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | system.NO_LINKS | system.BINARY
 _NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?P<owner>[0-9a-f]{64}|here)\.partial)")
@@ -260,12 +259,12 @@ class LayerStore:
     def _make_room(self, more: int, disk: int, what: str, owner: str, wanted: Collection[str] = ()) -> None:
         """Remove files until `more` bytes fit under the limit, and `disk` bytes on the disk, for `what` from `owner`.
         Pieces that were cut here go first, as they can be cut again, then the least recently used. Pieces stay that are
-        in use, `wanted` by their hash, or of other owners and used within UNUSED_SECONDS. The lock is held."""
+        in use, `wanted` by their hash, or of other owners and used within a month. The lock is held."""
         owners: dict[str, set[str]] = {}
         for record in self._records():
             for sha256 in _hashes([record]):
                 owners.setdefault(sha256, set()).add(record.owner)
-        files, removable, recent = self._files(), [], time.time() - UNUSED_SECONDS
+        files, removable, recent = self._files(), [], time.time() - MONTH
         over, short = sum(file.size for file in files) + more - self.limit, disk - self._free()
         for file in sorted(files, key=lambda file: (owners.get(file.sha256) != {CUT}, file.used)):
             if max(over, short) <= 0:

@@ -14,12 +14,10 @@ from math import inf
 
 import numpy as np
 
+from edgellm.spec.params import MAX_BIAS
 from edgellm.spec.sampling import ReplyGrammar, distribution, draw
 from edgellm.spec.types import Distribution, Ids, Logprobs, Penalties, Sampling, Verdict
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Steering, Tier, Top
-
-MOST_BIAS = 100.0
-"""The largest amount that servers add to a logit, or subtract."""
 
 
 class Undecided(Exception):
@@ -88,7 +86,7 @@ def _penalised_too_far(
 
 
 def _steering(bias: dict[int, float], among: Ids | None) -> Steering | None:
-    if any(abs(amount) > MOST_BIAS for amount in bias.values()):
+    if any(abs(amount) > MAX_BIAS for amount in bias.values()):
         return None
     return Steering(tuple(sorted(bias.items())), None if among is None else tuple(among.tolist()))
 

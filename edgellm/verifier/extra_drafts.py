@@ -7,19 +7,17 @@ from time import perf_counter
 
 from edgellm.engine.speculators.speculator import Speculator
 from edgellm.spec.drafters.speculator import draft
-from edgellm.spec.drafting.policy import EXPLORATION, Arm
+from edgellm.spec.drafting.policy import EXPLORATION, Arm, ModelArm
 from edgellm.spec.types import Chunk
 from edgellm.spec.verification import NOTHING
 from edgellm.verifier.scheduler import Job
 
-_PASSES = 4  # passes with drafts, and without, before the faster arm is chosen
-_FIRST = 4  # most tokens of a draft before any are right
 _WEIGHT = 0.2  # weight of the last pass in the seconds of a drafted token
 
 
 class Bandit:
-    """A two-armed bandit by seconds per token, whose second arm comes first. After `_PASSES` of each arm it uses the
-    faster one, and tries the other once `EXPLORATION` of the time pays for that."""
+    """A two-armed bandit by seconds per token, whose second arm comes first. Once each arm was tried as often as a
+    draft model is, it uses the faster one, and tries the other once `EXPLORATION` of the time pays for that."""
 
     def __init__(self) -> None:
         self.arms = Arm(), Arm()
@@ -28,7 +26,7 @@ class Bandit:
     def second(self) -> bool:
         """Return whether to use the second arm next."""
         first, second = self.arms
-        if min(first.rounds, second.rounds) < _PASSES:
+        if min(first.rounds, second.rounds) < ModelArm.rounds_tried:
             return second.rounds <= first.rounds
         faster = second.pace <= first.pace
         other, pace = self.arms[not faster], self.arms[faster].pace
@@ -51,7 +49,7 @@ class ExtraDrafts:
         self._speculator, self._is_eog = speculator, is_eog
         self._choice = Bandit()
         self._token_seconds = 0.0  # seconds of a drafted token with its row
-        self._longest = _FIRST  # most tokens, doubled once half are right: trying a useless speculator costs little
+        self._longest = ModelArm.first_draft  # doubled once half are right: trying a useless speculator costs little
         self._drafting = 0.0  # seconds of the last draft
 
     def draft(self, job: Job) -> Chunk:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from edgellm.errors import EdgeError
+from edgellm.spec.drafting.acceptance import DECAY
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.types import Verdict
 from edgellm.spec.verification import Judgement
@@ -24,7 +25,6 @@ _PER_SEQUENCE = 2  # rows that cost as much as a further sequence in a batch
 _TYPICAL = 8  # weight of a typical request: a chunk of four or five tokens and the token before it
 _SLOWDOWN = 1.25  # longest time of a pass relative to a typical request, if several devices are active
 _TURN_ROWS = 32  # most rows of a request in a batch, if devices take turns
-_DECAY = 0.98  # decay of measurements per pass: about the last fifty count
 _INITIAL_SECONDS = 0.1  # seconds per answer before a measurement
 
 
@@ -187,8 +187,8 @@ class Scheduler:
     def on_batch(self, batch: Sequence[Slice], seconds: float, answered: int) -> None:
         """Observe a batch, with its `seconds` and the number of requests that it `answered`."""
         self._turns.record_batch({piece.request.device for piece in batch})
-        self._seconds = _DECAY * self._seconds + seconds
-        self._answers = _DECAY * self._answers + answered
+        self._seconds = DECAY * self._seconds + seconds
+        self._answers = DECAY * self._answers + answered
 
     def wait_seconds(self, requests: int) -> float:
         """Return the expected seconds until `requests` are answered."""

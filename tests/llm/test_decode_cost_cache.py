@@ -13,9 +13,10 @@ import pytest
 from edgellm.engine import Model
 from edgellm.engine.cores import BUSY
 from edgellm.llm import cost_curves
-from edgellm.llm.cost_curves import MAX_AGE, ModelCurve, StoredCurve, estimated_curve, read_curve, write_curve
+from edgellm.llm.cost_curves import ModelCurve, StoredCurve, estimated_curve, read_curve, write_curve
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafting.cost_curve import CostCurve
+from edgellm.state import MONTH
 from edgellm.storage.fingerprint import FileHash
 
 KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, True, (0.25, 0.5))
@@ -36,7 +37,7 @@ def test_what_was_kept_is_read(tmp_path: Path) -> None:
         {"seconds": [300 * 0.5, 0.75, 1.25]},
         {"change": 300 * 0.125},
         {"taken": time.time() + 3600.0},
-        {"taken": time.time() - MAX_AGE - 1.0},
+        {"taken": time.time() - MONTH - 1.0},
     ],
 )
 def test_a_curve_that_no_device_can_have_or_that_is_too_old_is_none(tmp_path: Path, change: dict[str, Any]) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from edgellm.engine import ModelFile
 from edgellm.errors import InvalidOption
-from edgellm.mesh.fleet_file import MAX_BYTES, preset, read_fleet
+from edgellm.mesh.fleet_file import preset, read_fleet
 from edgellm.mesh.placement import model_costs
+from edgellm.state import SMALL
 
 DESKTOP = """\
 [[device]]
@@ -75,7 +76,7 @@ def test_devices_links_and_a_model_are_read(tmp_path: Path) -> None:
         ),
         ("model = 3\n" + DESKTOP, "model is 3"),
         ("".join(DESKTOP.replace("desktop", f"d{at}") for at in range(21)), "names 21 devices"),
-        ("#" * (MAX_BYTES + 1), "more than 1048576 bytes"),
+        ("#" * (SMALL + 1), "more than 1048576 bytes"),
     ],
 )
 def test_what_is_wrong_is_said_with_key_value_and_what_is_expected(tmp_path: Path, text: str, said: str) -> None:

@@ -16,6 +16,7 @@ from edgellm.engine.trial import probe
 from edgellm.engine.trial.probe import LoadTrial, Probe
 from edgellm.errors import LayersMissing, LayersRefused, ModelCorrupt, StoreBusy, StoreFull
 from edgellm.layer_range import LayerRange
+from edgellm.state import MONTH
 from edgellm.storage import layer_store as layers
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, known_pieces
 from edgellm.storage.layer_store import CUT, MAX_MODELS, LayerStore
@@ -75,7 +76,7 @@ def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest,
     with pytest.raises(StoreFull, match="belong to other devices"), store.receiving(manifest, manifest.pieces[2:4], X):
         pass
     assert store.find(manifest.pieces[1]) is not None
-    long_ago = time.time() - layers.UNUSED_SECONDS - 1.0
+    long_ago = time.time() - MONTH - 1.0
     (path,) = [path for path in store.root.glob("pieces/*") if path.name.startswith(manifest.pieces[1].sha256)]
     os.utime(path, (long_ago, long_ago))
     put(store, draft_path, manifest, manifest.pieces[2], X)

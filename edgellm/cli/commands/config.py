@@ -20,11 +20,10 @@ import typer
 from edgellm.cli.options import AsJson, options_of
 from edgellm.cli.views.console import emit, emit_json, say
 from edgellm.errors import InvalidOption, StateDamaged
-from edgellm.state import read_state, read_toml, write_state
+from edgellm.state import SMALL, read_state, read_toml, write_state
 from edgellm.system import cache_dir, config_file, data_dir, state_dir
 
 _FILE, _DEFAULT = "file", "default"
-_MAX_BYTES = 2**20
 
 
 def path(place: Literal["config", "data", "cache", "state"] = typer.Argument("config", metavar="PLACE")) -> None:
@@ -103,7 +102,7 @@ def read_settings(root: typer.Context) -> dict[str, Any]:
     """Return the values in the settings file by command, then by parameter. Raise InvalidOption for what is wrong."""
     path = config_file()
     try:
-        return _default_map(root, read_toml(path, _MAX_BYTES) or {}, "")
+        return _default_map(root, read_toml(path) or {}, "")
     except StateDamaged as error:
         raise InvalidOption(f"{path} cannot be read as TOML: {error.reason}.", "Correct it or move it away.") from None
 
@@ -136,7 +135,7 @@ def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]])
     """Set options in the settings file, by command; everything else stays as it is. Raise InvalidOption."""
     read_settings(root)
     path = config_file()
-    before = (read_state(path, _MAX_BYTES, links=True) or b"").decode()
+    before = (read_state(path, SMALL, links=True) or b"").decode()
     wanted, lines = tomllib.loads(before), before.splitlines()
     for table, values in tables.items():
         wanted[table] = {**wanted.get(table, {}), **values}

@@ -21,10 +21,10 @@ from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.stats import Guesses
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids, Round
 
-ALTERNATIVES = 15
-"""Candidates for the verifier's token at each place; the paper has three, and follows one."""
 BRANCHES, MAX_BRANCHES = 3, 16
 """Guesses that are followed at once without a measurement, and at most."""
+ALTERNATIVES = MAX_BRANCHES - 1
+"""Candidates for the verifier's token at each place; the paper has three, and follows one."""
 MAX_AHEAD = 8
 """Maximum tokens of a branch: more than a chunk, so that the next chunks profit, too."""
 _REPEATS = 4  # measurements of a batch

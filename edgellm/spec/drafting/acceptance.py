@@ -82,7 +82,8 @@ MAX_MATCH = 8
 PRIORS = (0.35, 0.5, 0.5, 0.3, 0.4)
 """The prior chance of a token that only the source at this place of `params.SOURCES` offers."""
 _EXPECTED_TOKENS = 16.0  # tokens as expected that the trust in new chances starts with
-_DECAY = 0.98  # weight of a draft after each later one in the trust in chances
+DECAY = 0.98
+"""Weight of a round after each later one: about the last fifty count."""
 Evidence: TypeAlias = tuple[int, bool, int, int, int]
 """The evidence for a copied token: the bit mask of the sources that offer it, whether it continues a word, where copies
 are rarely rejected, the tokens before it that match, the level of its share of the matches, and the mask of the sources
@@ -127,10 +128,10 @@ class EvidenceAcceptance:
     def record_draft(self, expected: float, accepted: int) -> None:
         """Learn from a draft: `accepted` of `expected` tokens. Without a draft, distrust fades."""
         if expected:
-            self._expected = _DECAY * self._expected + expected
-            self._accepted = _DECAY * self._accepted + accepted
+            self._expected = DECAY * self._expected + expected
+            self._accepted = DECAY * self._accepted + accepted
         else:
-            self._accepted += (1.0 - _DECAY) * (self._expected - self._accepted)
+            self._accepted += (1.0 - DECAY) * (self._expected - self._accepted)
 
     def learn(self, kind: Evidence, accepted: bool) -> None:
         """Learn whether a token of this kind was accepted."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, EvidenceAcceptance
+from edgellm.spec.drafting.acceptance import DECAY, ConfidenceAcceptance, EvidenceAcceptance
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve, DecodeCost
 from edgellm.spec.types import Chunk, Round, TryingCost
 
@@ -75,7 +75,7 @@ class ModelArm:
 
     rounds_tried = 4
     """Rounds with a draft model before it is judged: fewer are too few for its mean."""
-    _first_draft = 4  # most tokens of a draft before any was verified: trying a useless model is to cost little
+    first_draft = 4  # most tokens of a draft before any was verified: trying a useless model is to cost little
 
     def __init__(self, first: float, most: float) -> None:
         """Try the model for `first` decodes at first, and for `most` at most."""
@@ -109,7 +109,7 @@ class ModelArm:
     @property
     def most(self) -> int:
         """Return the longest draft: twice the mean tokens of a round."""
-        return ceil(2.0 * self.rounds.tokens) if self.rounds.rounds else self._first_draft
+        return ceil(2.0 * self.rounds.tokens) if self.rounds.rounds else self.first_draft
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """Record a draft that took `seconds`, reading of the text included."""
@@ -135,7 +135,6 @@ class ModelArm:
 class Tuning:
     """The constants of choosing. "Decodes" are decodes of one row."""
 
-    memory: float = 0.98  # weight of each round in the price of a token after the next one: about fifty rounds
     least_gain: float = 0.02  # tokens to gain: no curve is measured more exactly than that
 
     reply_tokens: float = 40.0  # expected tokens of a reply before the first reply has ended
@@ -363,8 +362,8 @@ class DraftPolicy:
         if model is not None:
             model.allowance.earn(tokens)
         if not first:  # The first round's time includes the prompt's.
-            self._tokens = TUNING.memory * self._tokens + tokens
-            self._seconds = TUNING.memory * self._seconds + turn.seconds
+            self._tokens = DECAY * self._tokens + tokens
+            self._seconds = DECAY * self._seconds + turn.seconds
             self.cost.observe(None if asked and self._linked else len(chunk), tokens, turn.waiting)
             if asked and model is not None:
                 loss = (turn.seconds - tokens * self._without.pace) / self.cost.single

