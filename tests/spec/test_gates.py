@@ -19,13 +19,13 @@ from edgellm.spec.gates.rules import (
     GateChoice,
     NeverGate,
     RandomGate,
-    best_gate,
     choose,
+    evidence_of,
     judge_at,
     p_conf,
 )
 from edgellm.spec.gates.synera import ImportanceGate
-from edgellm.spec.params import AUTO, GATES, ReplyOptions
+from edgellm.spec.params import GATES, ReplyOptions
 from edgellm.spec.types import Chunk
 from tests.spec.fakes import at
 
@@ -101,11 +101,8 @@ def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str,
     assert controller.share == pytest.approx(budget, abs=0.03)
 
 
-def test_auto_takes_the_best_evidence_and_says_it() -> None:
-    assert best_gate(PROFILE, 0.25)[0] == "worth"
-    assert "70%" in best_gate(PROFILE, 0.25)[1]
-    assert best_gate(PROFILE, 0.9)[0] == "confidence"
-    assert best_gate(replace(PROFILE, evidence={}), 0.2)[0] == AUTO[0]
+def test_auto_is_the_fitted_gate_and_says_its_evidence() -> None:
+    assert "with 20% of chunks verified, 70% of the profiled" in evidence_of(PROFILE, 0.25)
     assert [chosen(gate, 0.2).layers for gate in ("auto", "synera", "confidence")] == [(), (1,), ()]
 
 

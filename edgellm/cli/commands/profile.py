@@ -118,22 +118,11 @@ def figures(found: Profile) -> dict[str, Any]:
     numbers = asdict(found)
     for name in ("alone", "rejected", "policies", "difficulty"):
         del numbers[name]
-    return {
-        **numbers.pop("terms"),
-        **numbers,
-        "best_gates": {str(policy.share): _best(found, policy.share) for policy in found.policies},
-    }
-
-
-def _best(found: Profile, share: float) -> dict[str, str]:
-    from edgellm.spec.gates.rules import best_gate
-
-    name, reason = best_gate(found, share)
-    return {"gate": name, "reason": reason}
+    return {**numbers.pop("terms"), **numbers}
 
 
 def _print_profile(found: Profile) -> None:
-    from edgellm.spec.params import AUTO
+    from edgellm.spec.gates.rules import evidence_of
 
     terms, acceptance = found.terms, ", ".join(f"{share:.0%}" for share in found.acceptance)
     batch = " / ".join(f"{seconds * 1e3:.2f}" for seconds in found.batch_seconds)
@@ -153,13 +142,8 @@ def _print_profile(found: Profile) -> None:
     known = {key.removeprefix("auc "): value for key, value in found.evidence.items() if key.startswith("auc ")}
     for name, area in sorted(known.items(), key=lambda each: -each[1]):
         signals.add_row(name, f"{area:.2f}")
-    shares = [policy.share for policy in found.policies]
-    gates = table("gate", *map(str, shares), right=[*map(str, shares)])
-    for name in AUTO:
-        cells = (found.evidence.get(f"gate {name} at {share}") for share in shares)
-        gates.add_row(name, *("-" if share is None else f"{share:.0%}" for share in cells))
     separates = "how well each signal separates rejected from accepted chunks (0.5: not at all)"
-    for part in (about, "", separates, signals, "", "replies equal to the verifier's own, by budget", gates, ""):
+    for part in (about, "", separates, signals, ""):
         out().print(part)
-    for share in shares:
-        out().print(f"at a budget of {share:g}: {_best(found, share)['reason']}")
+    for policy in found.policies:
+        out().print(f"at a budget of {policy.share:g}: {evidence_of(found, policy.share)}")

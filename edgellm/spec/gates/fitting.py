@@ -31,7 +31,7 @@ from edgellm.spec.gates.profile import (
     WordWeights,
     with_chance,
 )
-from edgellm.spec.gates.rules import rules_of, solve
+from edgellm.spec.gates.rules import solve
 from edgellm.spec.ngram.sources import Disagreement
 from edgellm.spec.params import has, mechanism
 from edgellm.spec.types import Ids
@@ -121,7 +121,6 @@ def build(runs: Sequence[Run], terms: ProfileTerms, *, prompts: Sequence[Ids] = 
     )  # fmt: skip
     found = {f"auc importance, layer {layer}": value for layer, value in zip(measured, by_layer, strict=False)}
     found |= evidence(training, unseen) | _fitted_evidence(training, unseen)
-    found |= gate_evidence(profile, verified, importance[:, best])
     return replace(profile, evidence={name: round(value, 4) for name, value in found.items() if np.isfinite(value)})
 
 
@@ -323,29 +322,6 @@ def evidence(chunks: Chunks, unseen: Vector) -> dict[str, float]:
     }
     given = np.where(wrong, unseen, 1.0 - unseen)
     return found | {"auc rejected": auc(unseen, wrong), "loss": float(-np.log(np.maximum(given, 1e-9)).mean())}
-
-
-def gate_evidence(profile: Profile, chunks: Chunks, importance: Vector) -> dict[str, float]:
-    """Return `gate NAME at b`: the share of replies equal to the verifier's own when a gate spends the budget b on the
-    verified `chunks` of this `importance` (n,), from which its settings come. A reply counts if each chunk that would
-    be rejected is offloaded.
-    """
-    wrong, found = chunks.wrong, {}
-    for share in SHARES:
-        for name, rule in rules_of(profile, share).items():
-            chances = _at_share(rule.chances(chunks.confidence, importance), share)
-            kept = np.ones(profile.terms.prompts)
-            np.multiply.at(kept, chunks.reply[wrong], chances[wrong])
-            found[f"gate {name} at {share}"] = float(kept.mean())
-    return found
-
-
-def _at_share(chances: Vector, share: float) -> Vector:
-    """Return the chances after a controller corrects a gate that misses the budget, as if at random."""
-    mean = float(chances.mean())
-    if mean > share:
-        return chances * (share / mean)
-    return chances + (1.0 - chances) * ((share - mean) / max(1.0 - mean, 1e-9))
 
 
 def _fitted_evidence(chunks: Chunks, unseen: Vector) -> dict[str, float]:

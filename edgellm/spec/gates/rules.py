@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.spec.gates.profile import draw
-from edgellm.spec.params import AUTO, CHUNK, FITTED, GATES, ReplyOptions, load
+from edgellm.spec.params import CHUNK, GATES, ReplyOptions, load
 from edgellm.spec.protocols import Gate, GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
 
@@ -273,15 +273,13 @@ def choose(
             BudgetGate(judge, budget, controller), "chunks are chosen at random", gamma, controller=controller
         )
     gamma, reason = options.gamma or profile.terms.gamma, f"the {gate} gate, as requested"
-    if gate == "auto":
-        gate, reason = best_gate(profile, budget)
-    if gate != FITTED:
+    if gate != "auto":
         judge = judge_at(_gate_at_share(gate, profile, seed), controller)
         layers = profile.terms.layers if GATES[gate].importance else ()
         return GateChoice(BudgetGate(judge, budget, controller), reason, gamma, layers, controller)
     from edgellm.spec.gates.profile import FittedJudge
 
-    lookup_below = profile.hesitates if options.context_lookup else 0.0
+    reason, lookup_below = evidence_of(profile, budget), profile.hesitates if options.context_lookup else 0.0
     if lookup_below > 0.0:
         reason += f"; below a confidence of {lookup_below:.2f} the context's token is drafted"
     return GateChoice(
@@ -290,22 +288,12 @@ def choose(
     )  # fmt: skip
 
 
-def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
-    """Return the gate with the best evidence in the profile at the budget nearest to this one, and that evidence."""
-    from edgellm.spec.gates.profile import SHARES
-
-    share = min(SHARES, key=lambda known: abs(known - budget))
-    gains = {name: profile.evidence.get(f"gate {name} at {share}", 0.0) for name in AUTO}
-    best = max(AUTO, key=lambda name: gains[name])
-    others = ", ".join(f"{name} {gains[name]:.0%}" for name in AUTO if name != best)
-    shown = "the fitted gate" if best == FITTED else f"the {best} gate"
-    chosen = f"with {share:.0%} of chunks verified, {gains[best]:.0%} of the profiled replies equal the verifier's"
-    return best, f"{shown}: {chosen} ({others})"
-
-
-def rules_of(profile: Profile, share: float) -> dict[str, Rule]:
-    """Return the rule of each named gate that keeps a budget, at its setting for this share."""
-    return {name: load(kind.rule).at_share(profile, share, 0) for name, kind in GATES.items() if kind.rule}
+def evidence_of(profile: Profile, budget: float) -> str:
+    """Return what the fitted gate has brought in the profile, at the budget nearest to this one."""
+    share = min((policy.share for policy in profile.policies), key=lambda known: abs(known - budget))
+    right = profile.evidence.get(f"gate worth at {share}", 0.0)
+    chosen = f"with {share:.0%} of chunks verified, {right:.0%} of the profiled replies equal the verifier's"
+    return f"the fitted gate: {chosen}"
 
 
 def _gate_at_share(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
