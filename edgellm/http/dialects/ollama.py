@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from time import perf_counter_ns, time
@@ -120,14 +120,9 @@ class OllamaChatRequest(OllamaRequest):
     _types: ClassVar[Types] = {"tools": ("function",)}
 
     def request(self) -> ChatRequest:
-        """Return the request for a chat completion. With a `format`, no tool can be called."""
-        tools = [] if self.format else [tool.model_dump(exclude_unset=True) for tool in self.tools]
+        """Return the request for a chat completion."""
+        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools]
         return self.chat([message.message() for message in self.messages], tools=tools)
-
-    def unknown(self, path: str = "") -> Iterator[str]:
-        yield from super().unknown(path)
-        if self.format and self.tools:
-            yield f"{path}tools"
 
 
 class TextRequest(ChatRequest):

@@ -334,18 +334,26 @@ class ChatRequest(GenerationRequest):
         chosen = super().options(defaults, context_length)
         return replace(
             chosen, think=think, template_args=arguments | self.chat_template_kwargs,
-            tools=() if self.tool_choice == "none" else tuple(one.model_dump(exclude_unset=True) for one in self.tools),
+            tools=tuple(one.model_dump(exclude_unset=True) for one in self._callable()),
             tool_choice=self._choice(), truncation=self.truncation,
         )  # fmt: skip
 
     def reply_schema(self) -> str | None:
         schema = super().reply_schema()
-        if schema is not None and self.tool_choice != "none" and self.tools:
+        if schema is not None and self._choice() is not None:
             raise invalid_request(
                 "response_format asks for JSON, and a call of the tools is none. Leave one of them out, or send"
                 " tool_choice none.", "response_format",
             )  # fmt: skip
         return schema
+
+    def unkept(self) -> list[str]:
+        left_out = self.tool_choice == "auto" and len(self._callable()) < len(self.tools)
+        return [*super().unkept(), *["tools"] * left_out]
+
+    def _callable(self) -> list[ToolSchema]:
+        """Return the tools that may be called: none where the reply follows a schema, as no call does."""
+        return [] if self.tool_choice == "none" or self.reply_schema() is not None else self.tools
 
     def _choice(self) -> str | None:
         """Return the name of the function that must be called, or ANY_TOOL; None where the model decides."""

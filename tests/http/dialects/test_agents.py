@@ -168,10 +168,20 @@ def test_the_assistants_last_turn_is_continued(ask: Ask, path: str, more: dict[s
 
 def test_a_format_beside_tools_is_kept(ask: Ask) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    body = {"model": "edgellm-verifier", "messages": [U], "format": schema, "tools": [FUNCTION], "stream": False}
-    answer = ask("POST", OLLAMA, body)
-    assert (answer.status, answer.headers["x-edgellm-ignored"]) == (200, "tools")
-    assert isinstance(json.loads(answer.json["message"]["content"])["a"], bool)
+    form = {"type": "json_schema", "name": "codex_output_schema", "strict": True, "schema": schema}
+    tools = {"type": "additional_tools", "role": "developer", "tools": CODEX}
+    named = {"type": "json_schema", "json_schema": form}
+    for path, body in (
+        (OLLAMA, {"model": "edgellm-verifier", "messages": [U], "format": schema, "tools": [FUNCTION]}),
+        (RESPONSES, {"input": [tools, U], "tool_choice": "auto", "text": {"format": form}}),
+        (CHAT, {"messages": [U], "response_format": named, "tools": [FUNCTION]}),
+    ):
+        answer = ask("POST", path, {**body, "stream": False})
+        assert answer.status == 200, answer.body
+        assert "tools" in answer.headers["x-edgellm-ignored"].split(", ")
+        assert '{"a"' in answer.body.decode().replace("\\", "").replace(" ", "")
+    answer = ask("POST", CHAT, {**body, "tool_choice": "required"})
+    assert (answer.status, answer.error["param"]) == (400, "response_format")
 
 
 def test_descriptions_do_not_count_to_a_schema(ask: Ask) -> None:
