@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from zeroconf import ServiceInfo, Zeroconf
 
 from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.mdns import (
     Hint,
     ServiceKind,
@@ -89,6 +92,23 @@ def test_an_odd_announcement_is_none(changes: dict[str, str | bytes | None]) -> 
 @pytest.mark.parametrize("host", ["224.0.0.1", "0.0.0.0", "127.0.0.1", "::1"])
 def test_an_address_where_no_other_device_can_be_is_none(host: str) -> None:
     assert said(SOUND, host) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "announced"),
+    [
+        ("eth0", "192.168.7.5", True), ("wlan0", "10.0.0.5", True), ("docker0", "172.17.0.1", False),
+        ("tailscale0", "100.101.7.9", False), ("wg0", "10.8.0.2", False), ("en5", "100.64.0.3", False),
+    ],
+)  # fmt: skip
+def test_only_a_home_network_is_announced(
+    name: str, host: str, announced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, up = SimpleNamespace(address=host, family=socket.AF_INET), SimpleNamespace(isup=True)
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: [address]})
+    monkeypatch.setattr("psutil.net_if_stats", lambda: {name: up})
+    assert chosen_hosts() == [host] * announced
+    assert chosen_hosts([name]) == [host]
 
 
 def test_what_is_not_found_quickly_is_looked_for_longer(short: str) -> None:

@@ -24,6 +24,7 @@ from edgellm.rpc.address import Address
 # docker0 chosen by mistake is the commonest reason why two devices do not find each other.)
 _VIRTUAL = re.compile(
     r"docker|br-|virbr|veth|vmnet|vboxnet|cni|flannel|cali|lxc|podman|tun|tap|utun|awdl|llw|vEthernet"
+    r"|tailscale|wg|zt"
 )
 WAKE_PORT = 9
 
@@ -78,7 +79,7 @@ def _choice(name: str, hosts: tuple[str, ...]) -> tuple[bool, str]:
     if _VIRTUAL.match(name):
         return False, "a bridge or tunnel of this machine"
     if not all(ip_address(host).is_private for host in hosts):
-        return False, "a public address"
+        return False, "no address of a home's network"
     return True, "reaches the home's devices"
 
 
