@@ -45,12 +45,7 @@ CLIENTS: Mapping[str, tuple[str, str | None]] = {
     "openai_node.mjs": ("OpenAI Node", None),
     "anthropic_python.py": ("Anthropic Python", "anthropic"),
     "ollama_python.py": ("Ollama Python", "ollama"),
-    "litellm_sdk.py": ("litellm", "litellm"),
     "llm_cli.py": ("llm", "llm"),
-    "langchain_sdk.py": ("langchain-openai", "langchain-openai"),
-    "instructor_sdk.py": ("instructor", "instructor"),
-    "pydantic_ai_sdk.py": ("pydantic-ai", "pydantic-ai-slim"),
-    "llamaindex_sdk.py": ("LlamaIndex", "llama-index-llms-openai-like"),
     "open_webui.py": ("Open WebUI's calls", None),
 }
 """Programs, with the names of their clients, and the packages whose versions are shown."""
@@ -110,7 +105,7 @@ def attempt(program: str, folder: Path, versions: Mapping[str, str], urls: tuple
         return [_row(client, version, "all", "skipped", "Node is not installed here")]
     done = subprocess.run(
         [*command, urls[0], MODEL, urls[1]], capture_output=True, text=True, timeout=LIMIT, check=False,
-        env={"PATH": path, "HOME": str(folder), "PYTHONWARNINGS": "ignore", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        env={"PATH": path, "HOME": str(folder), "PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     rows = [_row(client, version, line["feature"], line["outcome"], line["detail"]) for line in lines]

@@ -1,4 +1,5 @@
-"""A verifier that calls tools as it is told: the first one described, with arguments that are valid by its schema.
+"""A verifier that says what a script wants: by default a call of the first tool described, with arguments valid by its
+schema.
 
 The bundled models call none. Everything but the words is real: how tools are described to the model, how its calls are
 read, and how they and their results travel.
@@ -8,58 +9,72 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from edgellm.engine import Model
+from edgellm.engine import Model, common_prefix
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, settled
 from edgellm.spec.types import Ids, Verdict
 
 RAIN = "It rains."  # said after the result of a tool
 _DESCRIBED = re.compile(r"one JSON object per line:\n(.*?)\nTo call functions", re.DOTALL)
-_FORCED = re.compile(r'<tool_call>\n\{"name": "([^"]+)", "arguments": $')
+_RESULT = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
+_MOST_HELD = 8  # texts
+Says = Callable[[Mapping[str, Any], list[str]], str]
+"""Returns a reply, given the tools by their names and the results of all calls so far."""
 
 
 class ToolCaller(Verifier):
-    """The verifier. One session at a time."""
+    """The verifier. One session at a time. It computes nothing, and counts as read what the last texts do not begin
+    with; `prompts` are the tokens of each prompt, those of them that were read, and those of the reply."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, says: Says | None = None) -> None:
+        self._model, self._says = model, says or first_call
         self._text: Ids = np.array([], np.int32)
-        self._prompt = 0
+        self._prompt = self._cached = 0
+        self._held: list[Ids] = []
+        self.prompts: list[tuple[int, int, int]] = []
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("caller", 16_384)
+        return Capabilities("caller", 2**18, grammars=True)
 
     def open(self, state: GenerationState) -> Session:
         """Decide the reply to a prompt."""
         prompt = b"".join(map(self._model.control_text, state.ids.tolist())).decode("utf-8", "replace")
         self._prompt = len(state.ids)
         end = [] if self._model.end_of_turn is None else [self._model.end_of_turn]
-        self._text = np.append(self._model.tokenize(reply_to(prompt)), end).astype(np.int32)
+        described, constraint = _DESCRIBED.search(prompt), state.sampling.constraint
+        tools = {} if described is None else {one["name"]: one for one in map(json.loads, described[1].splitlines())}
+        text = self._says(tools, _RESULT.findall(prompt, described.end() if described else 0))
+        if constraint is not None:
+            schema = json.loads(constraint.schema)
+            text = json.dumps(instance(schema, schema)) + "</tool_call>" * bool(tools)
+        self._text = np.append(self._model.tokenize(text), end).astype(np.int32)
+        self._cached = max((common_prefix(one, state.ids) for one in self._held), default=0)
+        self._held = [*self._held, np.append(state.ids, self._text)][-_MOST_HELD:]
+        self.prompts.append((self._prompt, self._prompt - self._cached, len(self._text)))
         return Session(state, lambda request: settled(self._next(request.prefix)))
 
     def _next(self, prefix: Ids) -> Verdict:
         """Return the next token of the reply."""
-        return Verdict(0, self._text[len(prefix) - self._prompt :][:1])
+        return Verdict(0, self._text[len(prefix) - self._prompt :][:1], cached=self._cached)
 
 
-def reply_to(prompt: str) -> str:
-    """Return the reply: a call, or an answer where the result of a call is there already."""
-    described = _DESCRIBED.search(prompt)
-    if described is None or "<tool_response>" in prompt[described.end() :]:
+def first_call(tools: Mapping[str, Any], results: list[str]) -> str:
+    """Return a call of the first tool, or an answer where there is none, or a result."""
+    if results or not tools:
         return RAIN
-    tools = {tool["name"]: tool for tool in map(json.loads, described[1].splitlines())}
-    forced = _FORCED.search(prompt)
-    tool = next(iter(tools.values())) if forced is None else tools[forced[1]]
+    name, tool = next(iter(tools.items()))
     schema = tool.get("parameters", {})
-    arguments = json.dumps(instance(schema, schema))
-    if forced is not None:
-        return f"{arguments}}}</tool_call>"
-    return f'<tool_call>{{"name": "{tool["name"]}", "arguments": {arguments}}}</tool_call>'
+    return call(name, instance(schema, schema))
+
+
+def call(name: str, arguments: Any) -> str:
+    """Return a call as the model writes it."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def instance(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
