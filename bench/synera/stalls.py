@@ -18,7 +18,7 @@ Columns:
 - `B/tok`: bytes sent for each token.
 
 A decode of a token in several branches takes as long as in one, as on graphics cards. On a processor the number of
-branches follows from their measured time (`branches` in `verdict_prediction.py`).
+branches follows from their measured time.
 """
 
 from __future__ import annotations

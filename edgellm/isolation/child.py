@@ -211,7 +211,7 @@ class Call:
                 self._resources = psutil.Process(process.pid)
         self._seconds, self._memory = self._used()
         self._looked, self._silent, self._signs = time.monotonic(), 0.0, cast(object, None)
-        self._end = self._looked + GRACE_SECONDS + 10 * limits.seconds
+        self._left = GRACE_SECONDS + 10 * limits.seconds
         self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         pipes = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
         words = (*pipes, message, limits.answer + _HEAD, self._heard)
@@ -278,9 +278,11 @@ class Call:
             raise LimitExceeded(f"it takes more than {limits.seconds:.1f} s of the processor")
         if memory - self._memory > limits.memory:
             raise LimitExceeded(f"it takes more than {int(limits.memory) >> 20} MiB of memory")
-        if now > self._end:
+        passed = min(now - self._looked, _LATE_SECONDS)  # the machine may have slept
+        self._left -= passed
+        if self._left < 0:
             raise LimitExceeded(f"it takes more than {GRACE_SECONDS + 10 * limits.seconds:.0f} s")
-        self._silent += min(now - self._looked, _LATE_SECONDS)
+        self._silent += passed
         if signs != self._signs:
             self._signs, self._silent = signs, 0.0
         self._looked = now

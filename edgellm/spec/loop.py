@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
-from time import monotonic, perf_counter, sleep
+from time import perf_counter, sleep
 from typing import Protocol, TypeAlias
 
 from edgellm.errors import (
@@ -65,7 +65,7 @@ class Verification:
         self._state, self._session, self._alone = state, session, alone
         self._error: VerifierUnavailable | None = None  # why the verifier is away or busy
         self._slow_verdicts = 0  # consecutive verdicts that were too late
-        self._last_verdict = monotonic()  # time of the last verdict
+        self._waited = 0.0  # seconds for a busy verifier since the last verdict, counted, as clocks run on in sleep
         self._notices: list[Notice] = []
         self._prefill: Future[Verdict] | None = None
         if announce and session is not None and session.ready():
@@ -107,7 +107,7 @@ class Verification:
         if before is not None:
             up, down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
             verdict = replace(verdict, bytes_up=up, bytes_down=down, cached=before.cached)
-        self._slow_verdicts, self._last_verdict = 0, monotonic()
+        self._slow_verdicts, self._waited = 0, 0.0
         return verdict
 
     def _busy_at_first(self) -> VerifierBusy | None:
@@ -149,16 +149,17 @@ class Verification:
             raise ProtocolError("The verifier's answer contains no token.", SAME_VERSION)
         if isinstance(self._error, VerifierBusy):
             yield from self.notices()
-            if (waited := monotonic() - self._last_verdict) > self.busy_limit:
+            if self._waited > self.busy_limit:
                 raise VerifierLost(
-                    f"The verifier has been busy for {waited:.0f} seconds, and there is no draft model.",
+                    f"The verifier has been busy for {self._waited:.0f} seconds, and there is no draft model.",
                     "Try again later, use another verifier, or add a draft model.",
                 )
-            end = monotonic() + 1.5 * self._error.seconds + 1.0
-            while monotonic() < end:
+            end = self._waited + 1.5 * self._error.seconds + 1.0
+            while self._waited < end:
+                sleep(POLL_SECONDS)
+                self._waited += POLL_SECONDS
                 if self._state.should_stop() or self._session is None or self._session.ready():
                     return True
-                sleep(POLL_SECONDS)
             self._error = _gone()
         if self._error is not None:
             raise self._error if isinstance(self._error, MeshBroken | VerifierSlow) else _gone()

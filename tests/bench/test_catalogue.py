@@ -12,7 +12,6 @@ import pytest
 from bench.harness import hardware, results
 from bench.harness.catalogue import Benchmark, benchmarks, chosen
 from bench.harness.settings import parameters, parser, settings
-from edgellm.spec.drafters.parallel import CONTEXT_BOOST, MAX_BRANCHES, MISSED
 from testkit import ROOT
 
 every = pytest.mark.parametrize("benchmark", benchmarks().values(), ids=benchmarks())
@@ -90,12 +89,6 @@ def test_what_a_benchmark_does_not_use_is_kept_from_it() -> None:
     assert hardware.words_for(hardware.THREADS, asked) == (everything[:2], everything[2:])
     used, unused = hardware.words_for(hardware.MODEL, asked)
     assert (used, unused) == (["--threads", "2", "--cache-type", "q8_0"], ["--threads", "draft=1", "--ctx-size", "512"])
-
-
-def test_the_hit_rates_of_verdict_prediction_are_what_was_measured() -> None:
-    rows = results.read("synera", "verdict_prediction")["rows"]
-    (measured,) = (row["hits"] for row in rows if row["known"] == CONTEXT_BOOST)
-    assert measured == pytest.approx([1.0 - MISSED / n for n in range(1, MAX_BRANCHES + 1)], abs=0.05)
 
 
 def test_settings_of_every_kind_are_read() -> None:

@@ -63,7 +63,7 @@ def test_a_run_as_declared_is_the_result_and_any_other_one_a_trial(
         (["run", "csgo", "--threads", "2"], "none of these benchmarks uses --threads 2"),
         (["list", "csgo", "--threads", "2"], "settings are for `run`"),
         (["run", "csgo/exact", "--instances", "many"], "invalid int value"),
-        (["run", "models/sampling_defaults", "--cache-type", "q2"], "q2"),
+        (["run", "synera/pair_quality", "--cache-type", "q2"], "q2"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_anything_is(

@@ -91,7 +91,7 @@ def test_a_verifier_that_says_nothing_is_lost(vocabulary: Vocabulary) -> None:
 
 
 def test_a_device_that_is_late_itself_does_not_blame_the_verifier(vocabulary: Vocabulary) -> None:
-    """Its network's loop gets the processor four beats too late every time."""
+    """Its network's loop gets the processor four beats too late every time, as where it sleeps with its machine."""
     settled: list[bool] = []
 
     async def hog(pending: Future[Verdict]) -> None:
@@ -100,7 +100,7 @@ def test_a_device_that_is_late_itself_does_not_blame_the_verifier(vocabulary: Vo
             await asyncio.sleep(0)
         settled.append(pending.done())
 
-    with asking(vocabulary, silent, QUIET) as session:
+    with asking(vocabulary, silent, replace(QUIET, stall=6 * QUIET.silent_beats * QUIET.beat)) as session:
         pending = session.submit(TEXT, Chunk())
         run_in_network_loop(hog(pending)).result(120)
         assert settled == [False]

@@ -24,8 +24,8 @@ from edgellm.rpc.trust.trust import Trust
 class Timing:
     """A device's timeouts, in seconds except for `silent_beats`.
 
-    A device that owes an answer is lost after `silent_beats` heartbeats without a message (beats are counted here, so
-    that a process that was itself suspended blames no other), or after `stall` in which it computed nothing. Whatever
+    A device that owes an answer is lost after `silent_beats` heartbeats without a message, or after `stall` in which it
+    computed nothing; beats are counted here, so that a process that was itself suspended blames no other. Whatever
     a verifier says meanwhile, a verdict has a deadline of `least` or several times its usual time: see
     `VerdictDeadline`. Retries start `retry` after a loss and double up to `retry_most`, shortened at random by up to a
     half.
@@ -110,20 +110,22 @@ class ServiceLink:
 
     def owe(self) -> None:
         """Begin to watch: the device owes an answer from now on."""
-        self._silent, self._mark, self._moved = -1, object(), monotonic()  # the first beat may come at once
+        self._silent, self._mark, self._still = -1, object(), 0.0  # the first beat may come at once
 
     def progress(self, mark: object) -> None:
         """Note the device's progress, which a new `mark` shows."""
         if mark != self._mark:
-            self._mark, self._moved = mark, monotonic()
+            self._mark, self._still = mark, 0.0
 
     def trouble(self, waited: float) -> str:
         """Count a heartbeat, for which this process has `waited`; return the trouble as a clause without a subject, ""
         if there is none."""
-        self._silent += waited < 2 * self._timing.beat  # a longer wait means that this process was late
+        late = 2 * self._timing.beat  # a longer wait means that this process was late, or the machine asleep
+        self._silent += waited < late
+        self._still += min(waited, late)
         if self._silent >= self._timing.silent_beats:
             return "has stopped responding"
-        if monotonic() - self._moved > self._timing.stall:
+        if self._still > self._timing.stall:
             return f"has made no progress for {self._timing.stall:g} seconds"
         return ""
 

@@ -32,7 +32,7 @@ from edgellm.errors import (
 )
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
-from edgellm.rpc.discovery.interfaces import call_with_retry, listening, send_magic_packets
+from edgellm.rpc.discovery.interfaces import call_with_retry, listening, own_hosts, send_magic_packets
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, announced_addresses
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
@@ -50,8 +50,7 @@ from edgellm.spec.verifier import RetryDelay, VerdictDeadline, VerdictWork
 _log = logging.getLogger(__name__)
 _CLOSE_GRACE_SECONDS = 10.0
 _RECONNECT_SECONDS = 0.5  # longest pause before another attempt to connect again, while not long away
-_PAUSE_SHARE = 0.005  # pause over the time away: two seconds after seven minutes
-_LONGEST_PAUSE = 15.0  # seconds
+_PAUSE_SHARE, _LONGEST_PAUSE = 0.005, 15.0  # pause over the time away, two seconds after seven minutes; and at most
 _DRAINING = "The verifier is shutting down."
 _REFUSALS = {
     "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED", "INTERNAL", "PERMISSION_DENIED",
@@ -93,6 +92,7 @@ class RemoteVerifier(Verifier):
         self._channel: grpc.aio.Channel | None = None  # None while the verifier is away
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed, self._woken = False, False  # woken: a device is woken up once in each absence
+        self._hurry = asyncio.Event()  # a reply wants the verifier, which is away
         if asleep and device is not None and (kept := KeptGreeting.of(device)) is not None:
             self.info = kept.info(vocabulary, str(self._address))
             self.post(self.loop_wake)
@@ -160,7 +160,8 @@ class RemoteVerifier(Verifier):
             self.loop_task(self._reconnect())
 
     def loop_wake(self) -> None:
-        """Wake up the device of a verifier that is away, for a reply, once in each absence, if it may be woken."""
+        """Look for a verifier that is away, for a reply; wake its device, once in each absence, if it may be woken."""
+        self._hurry.set()
         if self._channel is None and not self._woken and (peer := self._peer()) is not None and peer.wakes:
             self._woken = True
             for sent in send_magic_packets(peer.cards):
@@ -228,36 +229,53 @@ class RemoteVerifier(Verifier):
         return VerifierUnreachable(what, f"Start one there with `edgellm serve --role verifier --port {where.port}`.")
 
     async def _reconnect(self) -> None:
-        """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved. Both are
-        tried about every two seconds, and less often the longer it is away."""
-        lost = monotonic()
+        """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved. Where it
+        was seen is tried about every two seconds, and less often the longer it is away; what it announces, at once."""
+        away = 0.0  # seconds, as counted here: a clock may have run on while this machine slept
         while self._channel is None:
-            pause = min(self.retry.next(), _RECONNECT_SECONDS)
-            await asyncio.sleep(max(pause, min(_LONGEST_PAUSE, _PAUSE_SHARE * (monotonic() - lost))))
-            if not await self._is_at(self._address):
-                for address in await self._elsewhere():
-                    if await self._is_at(address):
+            await asyncio.sleep(min(self.retry.next(), _RECONNECT_SECONDS))
+            peer = self._peer()
+            pause = max(BROWSE_SECONDS if peer else _RECONNECT_SECONDS, min(_LONGEST_PAUSE, _PAUSE_SHARE * away))
+            known = dict.fromkeys([self._address, *(peer.addresses if peer else ())])
+            looks: list[Coroutine[Any, Any, list[Address] | None]] = [listening([one]) for one in known]
+            looks += [self._announced(peer, pause)] if peer else []
+            tasks = [asyncio.ensure_future(look) for look in (*looks, self._pause(pause))]
+            try:
+                for look in asyncio.as_completed(tasks):
+                    for address in (found := await look) or ():
+                        if self._channel is None:
+                            await self._try(address)
+                    if found is None or self._channel is not None:
                         break
+            finally:
+                for task in tasks:
+                    task.cancel()
+            away = 0.0 if self._hurry.is_set() else away + pause
+            self._hurry.clear()
 
-    async def _is_at(self, address: Address) -> bool:
-        """Connect to the verifier at an address; return whether that has succeeded."""
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not where a reply wants the verifier, or this machine has come into another network."""
+        before = own_hosts()
+        while seconds > 0.0 and not self._hurry.is_set() and own_hosts() == before:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), min(1.0, seconds))
+            seconds -= 1.0
+
+    async def _try(self, address: Address) -> None:
+        """Connect to the verifier where it is at this address."""
         before, self._address = self._address, address
         try:
             self.info = await self._connect()
         except EdgeError as error:
             _log.debug("not yet: %s", error.what)
             self._address = before
-        return self._channel is not None
 
-    async def _elsewhere(self) -> list[Address]:
-        """Return the other addresses where a paired verifier announces itself or was seen, and where something listens.
+    async def _announced(self, peer: Peer, seconds: float) -> list[Address]:
+        """Return the addresses where a paired verifier announces itself within `seconds`, and where something listens.
         TLS then finds out what it is."""
-        if (peer := self._peer()) is None:
-            return []
-        announced: list[Address] = []
         with suppress(InvalidOption):  # the interface to listen on is gone
-            announced += await asyncio.to_thread(announced_addresses, peer, BROWSE_SECONDS)
-        return await listening(one for one in dict.fromkeys([*announced, *peer.addresses]) if one != self._address)
+            return await listening(await asyncio.to_thread(announced_addresses, peer, seconds))
+        return []
 
     def _peer(self) -> Peer | None:
         """Return the verifier as a paired device. Without a readable list there is none."""

@@ -30,11 +30,11 @@ MAX_AHEAD = 8
 _REPEATS = 4  # measurements of a batch
 MOST_READ = 4_096  # tokens of a prompt before it
 MISSED = 0.63
-"""Share of verdicts that are not the likeliest guess; of n guesses, about a n-th of it misses
-(`bench.synera.verdict_prediction`). It only shares out a device's time."""
+"""Share of verdicts that are not the likeliest guess; of n guesses, about a n-th of it misses. It only shares out a
+device's time."""
 CONTEXT_BOOST = 30.0
 """Factor by which tokens that already occur in the text are likelier corrections than the draft model says: where it is
-wrong, the verifier's token often is a name, a number or a word of the question (`bench.synera.verdict_prediction`)."""
+wrong, the verifier's token often is a name, a number or a word of the question."""
 
 
 class PredictedVerdict(NamedTuple):
