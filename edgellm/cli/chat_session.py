@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions
 from edgellm.cli.views.console import announce, counted, say, size
@@ -131,13 +131,13 @@ class Chat:
                 self._save()
         return True
 
-    def ask(self, prompt: str, temperature: float | None = None) -> Reply:
-        """Return the reply to `prompt`, which is not kept after an error; by default with the options' temperature."""
+    def ask(self, prompt: str, **changes: Any) -> Reply:
+        """Return the reply to `prompt`, which is not kept after an error, by the options but for some `changes`."""
         from edgellm.engine import Message
         from edgellm.llm import compose
         from edgellm.llm.messages import leave_out_turns, room_for_reply
 
-        options = self._options if temperature is None else replace(self._options, temperature=temperature)
+        options = replace(self._options, **changes)
         if self._reports is not None:
             self._reports.on_request()
         before, length = self._left_out, self.pair.context_length

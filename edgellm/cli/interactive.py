@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from prompt_toolkit import PromptSession
@@ -94,9 +94,9 @@ class Conversing:
         elif question := line.strip().removeprefix(_QUOTES).removesuffix(_QUOTES).strip():
             self.answer(question)
 
-    def answer(self, question: str, temperature: float | None = None) -> bool:
+    def answer(self, question: str, **changes: Any) -> bool:
         """Print the reply to a question; return whether it is part of the conversation now."""
-        reply = self.session.ask(question, temperature)
+        reply = self.session.ask(question, **changes)
         self._heard = []
         summary = print_reply(reply, self.display, self._heard)
         self.session.add_reply(summary)
@@ -138,23 +138,39 @@ class Conversing:
         print_legend()
 
     def retry(self, words: str) -> None:
-        session = self.session
         try:
-            temperature = float(words) if words else None
+            changes = {"temperature": float(words)} if words else {}
         except ValueError:
             raise InvalidOption(f"{words} is not a temperature.", "Type /retry, or /retry 0.8") from None
+        self._ask_again("" if words else "The same reply again. For another one: /retry 0.8", **changes)
+
+    def verify(self, _: str) -> None:
+        """Ask the last question again with the seed of its reply, which changes where the verifier would not write
+        it."""
+        pair, summary = self.session.pair, self.session.summary
+        if summary is not None and (summary.share_verified == 1.0 or pair.verifier_name is None):
+            _note("Nothing is unchecked." if pair.verifier_name else "There is no verifier.")
+        elif summary is not None and pair.verifier_up is not None and not pair.verifier_up():
+            _note("The verifier is still away.")
+        else:
+            seed = None if summary is None else summary.seed
+            self._ask_again("Every word stands, and is verified.", seed=seed, budget=None, gate="auto")
+
+    def _ask_again(self, same: str, **changes: Any) -> None:
+        """Print another reply to the last question, and `same` if it is the former one."""
+        session = self.session
         if (turn := session.undo()) is None:
             _note("There is no question to ask again.")
             return
         _note(f"> {one_line(turn.question.content)}")
         added = False
         try:
-            added = self.answer(turn.question.content, temperature)
+            added = self.answer(turn.question.content, **changes)
         finally:
             if not added:
                 session.put_back(turn)
-        if not words and session.turns[-1][1] in [reply.content for reply in turn.replies]:
-            _note("The same reply again. For another one: /retry 0.8")
+        if same and session.turns[-1][1] in [reply.content for reply in turn.replies]:
+            _note(same)
 
     def undo(self, _: str) -> None:
         turn = self.session.undo()
@@ -289,6 +305,7 @@ COMMANDS = (
     SlashCommand("/context", "[FILE | drop FILE]", "answer from a file, or list the files", Conversing.context, _texts),
     SlashCommand("/system", "[TEXT | off]", "set or print the system prompt", Conversing.set_system),
     SlashCommand("/retry", "[TEMPERATURE]", "ask the last question again, with another seed", Conversing.retry),
+    SlashCommand("/verify", "", "have the verifier check what was written without it", Conversing.verify),
     SlashCommand("/undo", "", "take back the last question and its reply", Conversing.undo),
     SlashCommand("/clear", "", "start a new conversation; context files stay", Conversing.clear),
     SlashCommand("/save", "[FILE]", "write the conversation to a Markdown file", Conversing.save, _files),

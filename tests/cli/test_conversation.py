@@ -244,6 +244,21 @@ def test_a_conversation_with_commands(talk: Conversing, tmp_path: Path, capsys: 
     assert len(Conversations().all()) == 1
 
 
+def test_what_was_written_without_the_verifier_is_checked_on_request(
+    talk: Conversing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = Chat(talk.session.pair, ReplyOptions(max_tokens=30, gate="never"))
+    talk = Conversing(alone, Display(), ChatPairOpener(ReplyOptions(), HardwareOptions(), history=False), PAIR)
+    for line, says, share in (
+        ("/verify", "There is no question", None), (ASKED, "not verified", None), ("/verify", f"> {ASKED}", 1.0),
+        ("/verify", "Nothing is unchecked.", 1.0),
+    ):  # fmt: skip
+        talk.enter(line)
+        assert says in "".join(capsys.readouterr())
+        assert (None if alone.summary is None else alone.summary.share_verified) == share
+    assert texts(talk) == [ASKED, "I do not know that yet. Tell me, and I will remember it."]
+
+
 def test_another_model_goes_on_with_the_conversation(
     talk: Conversing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -308,6 +308,16 @@ def test_a_verifier_that_is_killed_is_reported_and_the_reply_goes_on(
             expect(page.locator("#away")).to_have_text(re.compile(r"the verifier is away: \d+ words? unchecked\."))
             expect(page.locator(".device.down")).to_have_count(1)
             expect(page.locator("#budget-meaning")).to_contain_text("Nothing is verified while the verifier is away")
+            check = page.get_by_role("button", name="Have the verifier check this reply")
+            check.click()
+            expect(page.locator("#toasts")).to_contain_text("is still away")
+            with VerifierServer(model, Address.parse(address), context=512, sessions=2, threads=1):
+                expect(page.locator(".device.up")).to_have_count(2, timeout=60_000)
+                check.click()
+                expect(page.locator(".versions")).to_have_text("2/2")
+                expect(page.locator(".said")).to_contain_text("100 % verified")
+                assert page.locator(".words .draft, .words .parallel").count() == 0
+                expect(check).to_have_count(0)
 
 
 @needs_browser

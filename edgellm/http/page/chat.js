@@ -19,7 +19,7 @@ let controller = null; // the AbortController of the reply that is being written
 let status = null; // the server's, as it was last heard of
 
 const library = new Library(show);
-const turns = new TurnList({ edit, retry, branch, select, toggleColours });
+const turns = new TurnList({ edit, retry, verify, branch, select, toggleColours });
 const composer = new Composer(ask, () => controller?.abort(), () => turns.editLast());
 
 function show(found) {
@@ -71,12 +71,18 @@ function edit(node, text) {
   return true;
 }
 
-function retry(node) {
+function retry(node, changes = { seed: undefined }) { // another seed than that of the settings, and so another text
   if (controller) return;
   const question = conversation.nodes.get(node.parent);
   if (!node.text && !conversation.children(node.id).length) conversation.nodes.delete(node.id); // nothing to come back to
   conversation.leaf = question.id;
-  write(question, { seed: undefined }); // another one than that of the settings, and so another text
+  write(question, changes);
+}
+
+// Has a reply written again as it would be with every word checked: what stands stays.
+function verify(node) {
+  if (status?.link && !status.link.up) toast(`${verifierName(status)} is still away.`);
+  else retry(node, { seed: node.seed, budget: undefined, require_verified: true });
 }
 
 function select(node) {
@@ -156,6 +162,7 @@ async function read(events, view, share, wasCut) {
 function finish(view, timings, summary, share) {
   const percent = (part) => `${Math.round(100 * part)} %`;
   const { node, marks } = view, counts = marks.counts();
+  node.seed = summary.seed;
   const line = [`${timings.predicted_n} tokens`];
   if (timings.predicted_per_second) line.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
   if (timings.prompt_ms) line.push(`first after ${Math.round(timings.prompt_ms)} ms`);

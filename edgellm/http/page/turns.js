@@ -279,10 +279,13 @@ export class TurnList {
     const { node } = view;
     const copy = iconButton("copy", "Copy the reply", () => copyText(node.text, copy));
     const retry = iconButton("retry", "Write this reply again", () => this.actions.retry(node));
+    const verify = iconButton("check", "Have the verifier check this reply", () => this.actions.verify(node));
     const branch = iconButton("branch", "Continue from here in a new conversation", () => this.actions.branch(node));
     const who = iconButton("words", "Who wrote what", () => this.actions.toggleColours(), "icon who");
     who.setAttribute("aria-pressed", String(document.body.classList.contains("coloured")));
-    const buttons = element("div", "buttons", ...(node.text ? [copy, retry, branch, ...(view.marks.size ? [who] : [])] : []));
+    const unchecked = view.marks.uncheckedWords(node.text) > 0;
+    const buttons = element("div", "buttons",
+      ...(node.text ? [copy, retry, ...(unchecked ? [verify] : []), branch, ...(view.marks.size ? [who] : [])] : []));
     if (!node.text) {
       const again = element("button", "quiet", "Try again");
       again.type = "button";
