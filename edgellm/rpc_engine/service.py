@@ -12,7 +12,7 @@ import asyncio
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.rpc_engine.backend import HOST, RpcServer, server_kind
-from edgellm.rpc_engine.session import MAX_BUFFER, RPC_CONTRACT, RPC_ENGINE, SESSION_BYTES, carry
+from edgellm.rpc_engine.session import MAX_BUFFER, RPC_CONTRACT, RPC_ENGINE, SESSION_BYTES, Moved, carry
 from edgellm.services.server.listener import (
     EventKind,
     Notify,
@@ -36,6 +36,7 @@ from edgellm.services.server.listener import (
     next_message,
     write_in_time,
 )
+from edgellm.sleeping import AWAKE
 from edgellm.state import private_folder, read_cached, write_cached
 
 MAX_SESSIONS = 4  # a process each
@@ -62,6 +63,7 @@ class _Served:
     owner: str
     server: RpcServer
     folder: Path | None
+    traffic: Moved = field(default_factory=Moved)  # as seen from the server
 
 
 class RpcEngineService(Service):
@@ -150,6 +152,8 @@ class RpcEngineService(Service):
     async def _beats(self, stream: Stream, session: _Served) -> None:
         while session.server.alive:
             await write_in_time(stream, pb.RpcReport(beat=pb.Beat()))
+            if session.traffic.moved and session.traffic.asked_at is None:  # The server has not answered yet.
+                AWAKE.touch()
             await asyncio.sleep(HEARTBEAT_SECONDS)
         words = session.server.last_words()
         raise EngineFailed(f"The RPC server has ended: {words or 'without a word'}.", "Begin another session.")
@@ -164,7 +168,7 @@ class RpcEngineService(Service):
             socket = await asyncio.open_connection(HOST, session.server.port, limit=MAX_BUFFER)
         except OSError as error:
             raise EngineFailed(f"The RPC server does not answer: {error.strerror}.", "Begin again.") from None
-        await carry(socket, stream.read, stream.write)
+        await carry(socket, stream.read, stream.write, traffic=session.traffic)
 
 
 class TensorCache:

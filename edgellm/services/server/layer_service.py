@@ -57,7 +57,7 @@ class LayerService(Service):
     """The calls about layers, for devices with the right to files, and measurements, for those with the right to
     compute. Disk access is in threads; one measurement of the device at a time."""
 
-    contract = CONTRACT
+    contract, working = CONTRACT, True
     over = "An upload or a measurement has ended"
 
     def __init__(

@@ -194,8 +194,8 @@ class Service:
 
     contract: ClassVar[ServiceDescriptor]
     right: ClassVar[Right]
-    lasting: ClassVar[bool] = False
-    """True where streams last longer than work, so that they do not keep this machine awake."""
+    working: ClassVar[bool] = False
+    """True where a stream is work from its beginning to its end, for which this machine is kept awake."""
     over: ClassVar[str] = ""
     """The report that an error has ended a stream, such as "A stage has ended"; without it there is none."""
 
@@ -224,7 +224,7 @@ class Service:
 
         async def answered(request: Any, context: Context) -> Any:
             try:
-                with nullcontext() if self.lasting or not streams else AWAKE.working():
+                with AWAKE.working() if self.working and streams else nullcontext():
                     answer = await call(request, context)
                 return answer.SerializeToString() if isinstance(answer, Message) else answer
             except EdgeError as error:

@@ -156,7 +156,7 @@ class _ServedStage:
 class WorkerService(Service):
     """The calls of `mesh.proto`."""
 
-    contract, right, over, lasting = CONTRACT, Right.COMPUTE, "A stage has ended", True
+    contract, right, over = CONTRACT, Right.COMPUTE, "A stage has ended"
 
     def __init__(
         self, cache: WeightCache, notify: Notify, guard: AuthInterceptor | None, trust: Trust | None,

@@ -34,6 +34,7 @@ from edgellm.services.handshake import PREPARING, VerifierInfo
 from edgellm.services.server.listener import EventKind, Notify, Service, Stream, next_message, write_in_time
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict, write_wanted
+from edgellm.sleeping import AWAKE
 from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import Sampling
@@ -322,11 +323,12 @@ class VerificationService(Service):
 
         model.queue.enter(request.tenant.device)
         try:
-            model.backend.submit(request, deliver)
-            while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
-                read = {"computed": request.computed, "cached": request.cached}
-                working = pb.Working(round=request.round, step=model.backend.steps, **read)
-                await write_in_time(stream, pb.VerifierFrame(working=working))
+            with AWAKE.working():
+                model.backend.submit(request, deliver)
+                while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
+                    read = {"computed": request.computed, "cached": request.cached}
+                    working = pb.Working(round=request.round, step=model.backend.steps, **read)
+                    await write_in_time(stream, pb.VerifierFrame(working=working))
         finally:
             model.queue.leave(request.tenant.device)
         return future.result()
