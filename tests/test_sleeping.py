@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edgellm.sleeping import KeepAwake, waking
-
-
-def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin"])

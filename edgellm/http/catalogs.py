@@ -264,7 +264,10 @@ class NamedModels:
             if monotonic() - self._asked_at <= seconds:
                 return
             try:
-                self._paired = verifying(self._ask())
+                asked = self._ask()
+                away = {one.peer.id for one in asked if one.info is None}  # They may sleep, and be woken up.
+                known = {name: model for name, model in self._paired.items() if model.peer.id in away}
+                self._paired = known | verifying(asked)
             except TrustUnusable as error:
                 _log.warning("paired devices cannot be asked for their models: %s", error)
             self._asked_at = monotonic()

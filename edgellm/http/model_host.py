@@ -221,7 +221,9 @@ class ModelHost:
         """Return all models that can be named, the default one first."""
         listed = [] if self._catalog is None else await asyncio.to_thread(self._catalog.infos)
         embedders = [] if self.embedder is None else [self.embedder.info()]
-        known = {info.id: info for info in (*listed, *embedders, *(one.served.info() for one in self.loaded.values()))}
+        if (name := self._default) in self._openers:  # It may have been unloaded, and be in no catalogue.
+            embedders.append(ModelInfo(id=name or "", created=int(time()), context_length=None, loaded=False))
+        known = {info.id: info for info in (*embedders, *listed, *(one.served.info() for one in self.loaded.values()))}
         first = [self.default_name] if self.default_name in known else []
         return [known[name] for name in dict.fromkeys([*first, *known])]
 

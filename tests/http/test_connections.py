@@ -22,8 +22,9 @@ from edgellm.http.server import HttpServer
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Event
-from tests.http.conftest import HOME, asker, configured, conversation, until
+from tests.http.conftest import HOME, asker, configured, conversation
 from tests.http.test_streaming import opened, said
+from tests.waiting import until
 
 SOON = 0.3
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"

@@ -23,11 +23,12 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layer_store import LayerStore
 from testkit.browser.page_states import SIZES
-from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation, until
+from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
 from tests.http.test_page import context, needs_browser, page, say
 from tests.http.test_wire_format import same
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.services.conftest import ANYWHERE
+from tests.waiting import until
 
 __all__ = ["context", "page"]
 

@@ -267,6 +267,10 @@ def test_a_model_is_unloaded_when_it_is_asked_for_and_none_opened_once_the_serve
         await lease.release()
         await until(lambda: not shelf.openings["2-a"].in_memory)
         assert await host.unload("1-default")
+        shelf.openings = {"2-a": shelf.openings["2-a"]}  # the default model is one of another folder
+        assert [(one.id, one.loaded) for one in await host.infos()] == [("1-default", False), ("2-a", False)]
+        assert not (await host.info("1-default")).loaded
+        await (await lent(host, None)).release()
         with pytest.raises(ApiError, match="2-a is not in memory"):
             await host.unload("2-a")
         host.stop()

@@ -43,8 +43,9 @@ from testkit.browser.page_states import (
     show_open_panel,
     window,
 )  # fmt: skip
-from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, serving, until
+from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, serving
 from tests.http.test_streaming import Scripted, endless, failing, said, scripted
+from tests.waiting import until
 
 STAGE = {"first_layer": 1, "last_layer": 5, "load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
 PLAN = PlanOut.model_validate({

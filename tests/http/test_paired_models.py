@@ -15,6 +15,7 @@ from playwright.sync_api import Page, expect
 from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelNotFound, TrustUnusable
+from edgellm.http import catalogs
 from edgellm.http.catalogs import ModelDefaults, NamedModels, probe, verifying
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
@@ -29,6 +30,7 @@ from testkit import retokenized
 from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, conversation, written
 from tests.http.test_page import context, needs_browser, page, say
 from tests.rpc.strangers import befriend, device
+from tests.waiting import until
 
 __all__ = ["context", "page"]
 
@@ -111,6 +113,20 @@ def test_what_this_device_may_not_use_is_not_listed(desk: VerifierServer) -> Non
     assert [one.peer.name for one in verifying([found]).values()] == ["desk"]
     assert verifying([replace(found, info=replace(found.info, rights=frozenset()))]) == {}
     assert verifying([replace(found, info=None)]) == {}
+
+
+def test_what_a_device_serves_is_still_known_while_it_sleeps(
+    desk: VerifierServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (found,), now, name = probe(), [0.0], name_of(desk.model.path)
+    monkeypatch.setattr(catalogs, "monotonic", lambda: now[0])
+    answers = [[], [replace(found, info=None)], [found]]
+    models = NamedModels(DEFAULTS, lambda: answers.pop())
+    for now[0], known in ((0.0, True), (100.0, True), (200.0, False)):  # it answers; sleeps; is not paired any more
+        until(lambda known=known: (name in {info.id for info in models.infos()}) is known)  # type: ignore[misc]
+        with pytest.raises(ModelNotFound):
+            models.find("another")  # for which the devices are asked
+    assert not answers
 
 
 def test_the_nearest_of_several_devices_with_one_model_is_taken(desk: VerifierServer) -> None:

@@ -27,7 +27,8 @@ from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Event, Notice, Source, Token
 from tests.decodes import FEW, Watched
-from tests.http.conftest import HOME, QUESTION, Answer, Ask, asker, conversation, serving, until, written
+from tests.http.conftest import HOME, QUESTION, Answer, Ask, asker, conversation, serving, written
+from tests.waiting import until
 
 Script = Callable[[Summary, Callable[[], bool]], Generator[Event, None, None]]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
@@ -26,10 +24,3 @@ def _children(module: str) -> list[psutil.Process]:
             if module in child.cmdline():
                 found.append(child)
     return found
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)

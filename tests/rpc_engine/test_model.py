@@ -31,8 +31,9 @@ from edgellm.spec.types import Chunk
 from tests.conftest import Architectures
 from tests.engine.logits import some_ids
 from tests.rpc.strangers import befriend, device
-from tests.rpc_engine.processes import model_processes, rpc_servers, wait_until
+from tests.rpc_engine.processes import model_processes, rpc_servers
 from tests.services.conftest import ANYWHERE
+from tests.waiting import until
 
 pytestmark = pytest.mark.rpc
 
@@ -121,7 +122,7 @@ class Opened:
             try:
                 return int(submit(text, NOTHING).result().tokens[0])  # type: ignore[attr-defined]
             except VerifierBusy:
-                wait_until(lambda: self.model.ready)
+                until(lambda: self.model.ready)
 
 
 def test_its_text_is_that_of_the_model_alone_also_with_drafts(
@@ -142,7 +143,7 @@ def test_its_text_is_that_of_the_model_alone_also_with_drafts(
             assert found.accepted == 3
             text = np.concatenate((text, draft[:3], found.tokens)).astype(np.int32)
         assert text[len(PROMPT) :].tolist() == alone[: len(text) - len(PROMPT)]
-    wait_until(lambda: not rpc_servers())
+    until(lambda: not rpc_servers())
 
 
 def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
@@ -201,7 +202,7 @@ def test_a_server_that_hangs_mid_reply_is_given_up_as_if_it_had_died(
         assert f"({hung}: The RPC server on {hung} hangs: no answer for" in told
         assert "restart edgellm there" in told
         assert f"here 1-2, {left} 3-4" in told
-    wait_until(lambda: not rpc_servers())
+    until(lambda: not rpc_servers())
 
 
 @pytest.mark.usefixtures("impatient")
@@ -238,7 +239,7 @@ def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
 
     monkeypatch.setattr(RpcPort, "open", open_and_stop)
     assert within(load) == []
-    wait_until(lambda: not rpc_servers())
+    until(lambda: not rpc_servers())
 
 
 def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device(
@@ -257,7 +258,7 @@ def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device
         impossible[0] = True
         rpc_servers()[0].kill()
         session = opened.verifier.open(GenerationState())
-        wait_until(lambda: not opened.model.ready)
+        until(lambda: not opened.model.ready)
 
         def broken() -> bool:
             try:
@@ -268,9 +269,9 @@ def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device
                 return False
             return False
 
-        wait_until(broken)
+        until(broken)
         impossible[0] = False
-        wait_until(lambda: opened.model.ready)
+        until(lambda: opened.model.ready)
         assert opened.write(3) == alone[:3]
 
 

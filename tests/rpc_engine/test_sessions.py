@@ -25,8 +25,9 @@ from edgellm.services.client.link import Endpoint
 from edgellm.services.server.servers import WorkerServer
 from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device
-from tests.rpc_engine.processes import rpc_servers, wait_until
+from tests.rpc_engine.processes import rpc_servers
 from tests.services.conftest import ANYWHERE
+from tests.waiting import until
 
 pytestmark = pytest.mark.rpc
 
@@ -119,7 +120,7 @@ def test_the_server_ends_with_the_session(session: RpcPort) -> None:
     session.open()
     assert len(rpc_servers()) == 1
     session.close()
-    wait_until(lambda: not rpc_servers())
+    until(lambda: not rpc_servers())
     assert not session.lost.done()
 
 
@@ -139,7 +140,7 @@ def test_more_memory_than_a_device_has_is_refused(endpoint: Endpoint) -> None:
     with pytest.raises(DeviceLost, match="are left"):
         sessions[1].open()
     sessions[0].close()
-    wait_until(lambda: not rpc_servers())
+    until(lambda: not rpc_servers())
     sessions[1] = RpcPort(endpoint, memory=3 * MEMORY // 2, weights=0, model="it")
     sessions[1].open()
     sessions[1].close()
@@ -158,4 +159,4 @@ def test_a_device_that_is_gone_or_hangs_is_lost(
     else:
         worker.stop(0)
         assert session.lost.result(60).what
-    wait_until(lambda: not rpc_servers())
+    until(lambda: not rpc_servers())

@@ -26,6 +26,7 @@ from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import Chunk, Ids, PromptProgress, Verdict
 from edgellm.spec.verifier import RetryDelay
 from tests.services.scripted import Script, scripted, until_cancelled, verdict, working
+from tests.waiting import until
 
 Rounds = Iterator[pb.Verify]
 Frames = Iterable[pb.VerifierFrame | bytes]
@@ -77,17 +78,10 @@ def lost(session: Session, prefix: Ids = TEXT, chunk: Chunk | None = None) -> st
     return caught.value.what
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 120
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
-
-
 def test_a_verifier_that_says_nothing_is_lost(vocabulary: Vocabulary) -> None:
     with asking(vocabulary, silent, QUIET) as session:
         assert "stopped responding" in lost(session)
-        assert not session.ready() or eventually(session.ready)
+        until(session.ready)
 
 
 def test_a_device_that_is_late_itself_does_not_blame_the_verifier(vocabulary: Vocabulary) -> None:
@@ -183,7 +177,7 @@ def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_ta
             assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
         with pytest.raises(VerifierSlow, match="has not answered within"):
             session.submit(np.append(TEXT, 5).astype(np.int32), Chunk()).result()
-        assert eventually(session.ready)  # over the same connection
+        until(session.ready)  # over the same connection
 
 
 @pytest.mark.parametrize(
@@ -204,7 +198,7 @@ def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_ta
 def test_nonsense_is_a_lost_verifier_and_not_a_crash(vocabulary: Vocabulary, frame: pb.VerifierFrame | bytes) -> None:
     with asking(vocabulary, each(lambda ask: frame if ask.round == 1 else five(ask))) as session:
         assert "violates the protocol" in lost(session)
-        assert eventually(session.ready)
+        until(session.ready)
         assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
 
 
@@ -216,7 +210,7 @@ def test_a_frame_with_more_than_a_verdict_has_is_not_taken(vocabulary: Vocabular
 
     with asking(vocabulary, each(lambda ask: padded if ask.round == 1 else five(ask))) as session:
         assert "larger than max" in lost(session)
-        assert eventually(session.ready)
+        until(session.ready)
         assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
 
 
@@ -243,8 +237,8 @@ def test_a_frame_that_nobody_asked_for_ends_the_session(vocabulary: Vocabulary) 
 
     with asking(vocabulary, script) as session:
         assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
-        assert eventually(lambda: not session.ready())
-        assert eventually(session.ready)
+        until(lambda: not session.ready())
+        until(session.ready)
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INTERNAL])
@@ -268,7 +262,7 @@ def test_a_refusal_says_why_and_the_waits_between_tries_grow_until_a_verdict_com
         for _ in range(3):
             assert "because of this" in lost(session)
             assert not session.ready()
-            assert eventually(session.ready)
+            until(session.ready)
         assert waits[2] > waits[0]  # 0.2 to 0.4 against 0.05 to 0.1
         session.submit(TEXT, Chunk()).result()
         lost(session)
@@ -304,7 +298,7 @@ def test_a_verifier_that_shuts_down_is_not_asked_any_more(vocabulary: Vocabulary
 
     with asking(vocabulary, script, replace(PATIENT, retry=30.0, retry_most=30.0)) as session:
         assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
-        assert eventually(lambda: not session.ready())
+        until(lambda: not session.ready())
         lost(session)
         assert "not reachable" in lost(session)
 
@@ -320,7 +314,7 @@ def test_a_verifier_that_went_and_came_back_is_asked_again(vocabulary: Vocabular
     with asking(vocabulary, script) as session:
         first = session.submit(TEXT, Chunk()).result()
         assert "gone" in lost(session)
-        assert eventually(session.ready)
+        until(session.ready)
         again = session.submit(TEXT, Chunk()).result()
         session.submit(TEXT, Chunk()).result()
     assert again.bytes_up > first.bytes_up // 2  # opened anew, with every token
@@ -341,4 +335,4 @@ def test_a_vocabulary_that_changes_while_the_verifier_is_away_is_noticed(vocabul
         time.sleep(0.5)  # time for several tries
         assert not session.ready()
         hello.clear()
-        assert eventually(session.ready)
+        until(session.ready)

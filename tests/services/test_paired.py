@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,6 +30,7 @@ from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import Chunk, Ids
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE, POSITIONS
+from tests.waiting import until
 
 SLOW = Timing(retry=600.0, retry_most=600.0)
 
@@ -116,10 +116,7 @@ def test_a_verifier_that_has_moved_is_found_where_it_announces_itself(
             session = remote.open(GenerationState())
             before = session.submit(prompt, Chunk()).result()
         with announce(ServiceKind.DEVICE, host.identity.id.short, moved.address.port, ["127.0.0.1"]):
-            end = time.monotonic() + 60
-            while not session.ready():
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            until(session.ready)
         assert session.submit(prompt, Chunk()).result().tokens.tolist() == before.tokens.tolist()
         assert len(looks) < 10, "it is found as soon as it can be"
         remote.close()
@@ -147,10 +144,7 @@ def test_a_device_that_sleeps_is_woken_once_and_the_draft_model_begins(
         session = remote.open(GenerationState())
         assert (session.ready(), remote.info.model) == (False, exact.path.stem)
         with VerifierServer(exact, asleep.address.address, sessions=1, threads=1, trust=host):
-            end = time.monotonic() + 60
-            while not session.ready():
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            until(session.ready)
             assert len(session.submit(prompt, Chunk()).result().tokens)
         remote.close()
         assert card.recv(200) == b"\xff" * 6 + 16 * b"\x02\x00\x5e\x10\x00\x01"

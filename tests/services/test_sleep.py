@@ -1,20 +1,35 @@
-"""A verifier in another process that sleeps in the middle of a reply, and wakes up or is started again."""
+"""A verifier that sleeps in the middle of a reply, and machines that are kept awake while they work for others."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgellm.engine import Model
 from edgellm.errors import VerifierUnavailable
+from edgellm.http import replies
+from edgellm.llm import LLM
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server import mesh_service, verification_service
+from edgellm.services.server.servers import WorkerServer
+from edgellm.sleeping import KeepAwake
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from testkit.processes.verifier import VerifierProcess
-from tests.services.conftest import Alone
+from tests.http.conftest import asker, conversation, serving
+from tests.mesh.conftest import verifier_cut
+from tests.mesh.household import Cut
+from tests.services.conftest import ANYWHERE, Alone
+from tests.services.meshing import PROMPT, meshed
+from tests.waiting import until
+
+__all__ = ["verifier_cut"]
 
 ASLEEP = 40.0
 """Seconds: longer than what either side of a connection waits for a sign of life."""
@@ -41,10 +56,45 @@ def test_a_reply_goes_on_when_its_verifier_is_back(
         time.sleep(ASLEEP)
         assert not session.ready()
         (process.kill if ends else process.go_on)()
-        end = time.monotonic() + 60
-        while not session.ready():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(session.ready)
         for token in wanted:
             assert session.submit(text, Chunk()).result().tokens.tolist() == [token]
             text = np.append(text, token).astype(np.int32)
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a program in the place of the system's own has written."""
+    program, written = tmp_path / "systemd-inhibit", tmp_path / "log"
+    program.write_text(f"#!/bin/sh\necho begun >> {written}\ncat\necho ended >> {written}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    awake = KeepAwake("linux")
+    awake.begin(0.0, pytest.fail)
+    for module in (verification_service, mesh_service, replies):
+        monkeypatch.setattr(module, "AWAKE", awake)
+    return written
+
+
+def test_a_verifier_is_kept_awake_for_a_verdict_and_not_for_a_session(
+    remote: RemoteVerifier, prompt: Ids, log: Path
+) -> None:
+    with closing(remote.open(GenerationState())) as session:
+        session.submit(prompt, Chunk()).result()
+        until(lambda: log.exists() and log.read_text() == "begun\nended\n")
+
+
+def test_a_worker_is_kept_awake_for_requests_and_not_for_a_stage(verifier_cut: Cut, log: Path) -> None:
+    with (
+        WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker,
+        closing(meshed([worker], verifier_cut.work)) as mesh,
+        closing(mesh.open(GenerationState())) as session,
+    ):
+        session.submit(PROMPT, Chunk()).result()
+        until(lambda: log.exists() and log.read_text().endswith("ended\n"))
+
+
+def test_a_server_is_kept_awake_for_a_reply(pair: LLM, log: Path) -> None:
+    with serving(pair, "edgellm-verifier") as server:
+        assert asker(server)("POST", "/v1/chat/completions", conversation(max_tokens=8)).status == 200
+        until(lambda: log.read_text() == "begun\nended\n")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -46,6 +45,7 @@ from testkit import free_port
 from tests.conftest import Architectures, Heads
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.services.test_verification_service import Device, verify
+from tests.waiting import until
 
 NEVER = replace(PATIENT, retry=60.0, retry_most=60.0)
 
@@ -63,13 +63,6 @@ def own(exact: Model, events: list[ServerEvent]) -> Iterator[VerifierServer]:
     """A server that the test may stop."""
     with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, on_event=events.append) as server:
         yield server
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def wait_for(what: EventKind, events: list[ServerEvent]) -> None:
