@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,7 +12,8 @@ from math import inf
 from edgellm.engine import Vocabulary
 from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable, VocabularyMismatch
 from edgellm.rpc.address import Address, ModelAddress
-from edgellm.rpc.discovery.interfaces import chosen_hosts, shared_networks
+from edgellm.rpc.channel import run_in_network_loop
+from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, probe_port, shared_networks
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.trust.handshake import NothingListens, OfferedModel, PeerInfo
 from edgellm.rpc.trust.identity import DeviceID
@@ -102,6 +104,8 @@ def choose_verifier(
             results.append(ProbeResult(info.peer, info, None))
             wanted[info.peer.id] = model
     asleep = [one for peer in peers if wakes and (one := _sleeper(peer, vocabulary, wanted.get(peer.id, ""), wakes))]
+    if asleep and len(asleep) == len(peers) and not results and _silent(peers):
+        return asleep[0]
     if peers:
         near = chosen_hosts() if hosts is None else hosts
         # A sleeper is looked for while the draft model writes.
@@ -114,9 +118,8 @@ def choose_verifier(
             unsuitable.append(f"{result.peer.name} {why_not}")
     off = [result.peer.id for result in results if isinstance(result.error, VerifierUnreachable)]
     on = [result.peer.id for result in results if isinstance(result.error, NothingListens)]
-    for sleeper in asleep:
-        if not suitable and sleeper.device in off and sleeper.device not in on:
-            return sleeper
+    if not suitable and (woken := [one for one in asleep if one.device in off and one.device not in on]):
+        return woken[0]
     if not suitable:
         raise VerifierUnreachable(
             f"No paired device can verify: {'; '.join(unsuitable)}.",
@@ -128,6 +131,16 @@ def choose_verifier(
     rest = "; ".join([*(f"{other.info.peer.name}: {other}" for other in others), *unsuitable])
     reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {chosen}."
     return Chosen(chosen.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
+
+
+def _silent(peers: Sequence[Peer]) -> bool:
+    """Return whether nothing listens or refuses where devices were seen: they sleep, or are off or elsewhere. This
+    takes a second, and a greeting without an answer three."""
+
+    async def states() -> list[PortState]:
+        return await asyncio.gather(*(probe_port(address) for peer in peers for address in peer.addresses))
+
+    return {PortState.SILENT, PortState.UNKNOWN}.issuperset(run_in_network_loop(states()).result())
 
 
 def _sleeper(peer: Peer, vocabulary: str, wanted: str, least: TokenizerFit) -> Chosen | None:
