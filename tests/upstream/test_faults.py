@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from time import sleep
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from testkit.upstream.server import Fault, UpstreamServer
 from testkit.upstream.text_dialects import Ollama
 from tests.spec.real import case, ids
 from tests.upstream.conftest import MOST, UNVERIFIED, Make, open_pair
+from tests.waiting import until
 
 QUICK = UpstreamTiming(least=0.5, retry=0.05, retry_most=0.2)
 
@@ -35,8 +35,7 @@ def written(pair: LLM, number: int = 5) -> tuple[list[Token], list[Notice]]:
 def until_up(pair: LLM) -> None:
     up = pair.verifier_up
     assert up is not None
-    while not up():
-        sleep(0.02)
+    until(up)
 
 
 def verified(pair: LLM) -> list[Token]:
