@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgellm.engine.gguf.reader import ModelFile, raw_entries
 from edgellm.engine.native import lib
 
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -119,3 +120,19 @@ class Vocabulary:
 def _is_written(piece: bytes, kind: int) -> bool:
     """Return whether a token occurs in ordinary texts, and not only as padding or as a control token."""
     return bool(kind & _WRITTEN) and not kind & (_UNUSED | _CONTROL) and not _FILLER.fullmatch(piece)
+
+
+TOKENIZER = "tokenizer."
+"""Prefix of the entries of a file that describe its tokenizer."""
+
+
+def tokenizer_hash(file: ModelFile) -> bytes:
+    """Return a hash of all that a file says about its tokenizer, its chat template included."""
+    digest = hashlib.sha256()
+    with file.path.open("rb") as source:
+        entries = raw_entries([source], file.parts[0])
+    for key, raw in sorted(entries.items()):
+        if key.startswith(TOKENIZER):
+            said = raw[8 + len(key.encode()) :]  # the type, and the value
+            digest.update(struct.pack("<QQ", len(key), len(said)) + key.encode() + said)
+    return digest.digest()

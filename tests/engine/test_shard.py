@@ -13,7 +13,8 @@ from edgellm.engine import Capture, Context, ContextSpec, Model, ModelFile, chec
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.engine.gguf.reader import raw_entries
-from edgellm.engine.gguf.writer import token_count, tokenizer_hash
+from edgellm.engine.gguf.writer import token_count
+from edgellm.engine.vocabulary import tokenizer_hash
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.gguf.random_model import Shape, write
 from testkit.gguf.reader import read_gguf

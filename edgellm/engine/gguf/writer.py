@@ -4,7 +4,6 @@ which is read without loading the model, and written as a file of its own."""
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.gguf.reader import SCALARS, GgufArray, GgufHeader, ModelFile, TensorInfo, ValueType, raw_entries
 from edgellm.engine.native import lib
+from edgellm.engine.vocabulary import TOKENIZER
 from edgellm.errors import ModelCorrupt, ModelUnsupported
 
 _STEP = 2**20
@@ -156,7 +156,6 @@ PADDING = 256
 """Greatest number of padding entries by which two vocabularies of one tokenizer may differ."""
 MAX_TOKENIZER = 64 * 2**20
 """Most bytes of a tokenizer's file: Gemma 4, with 262,144 tokens, has 16 MB."""
-_PREFIX = "tokenizer."
 _UNREAD = "tokenizer.huggingface.json"  # a copy that llama.cpp does not read
 
 
@@ -169,16 +168,6 @@ def token_count(header: GgufHeader) -> int:
 def _entries(file: ModelFile) -> dict[str, bytes]:
     with file.path.open("rb") as source:
         return raw_entries([source], file.parts[0])
-
-
-def tokenizer_hash(file: ModelFile) -> bytes:
-    """Return a hash of all that a file says about its tokenizer, its chat template included."""
-    digest = hashlib.sha256()
-    for key, raw in sorted(_entries(file).items()):
-        if key.startswith(_PREFIX):
-            said = raw[8 + len(key.encode()) :]  # the type, and the value
-            digest.update(struct.pack("<QQ", len(key), len(said)) + key.encode() + said)
-    return digest.digest()
 
 
 def token_texts(file: ModelFile) -> Sequence[bytes]:
@@ -203,7 +192,7 @@ def tokenizer_file(file: ModelFile, name: str = "") -> bytes:
         raise ModelUnsupported(f"{file.path} contains no tokenizer.", "Use a whole model file.")
     kept = [raw for key, raw in entries.items() if key == "general.architecture"]
     kept.append(entry("general.name", name or file.name))
-    kept += (raw for key, raw in entries.items() if key.startswith(_PREFIX) and key != _UNREAD)
+    kept += (raw for key, raw in entries.items() if key.startswith(TOKENIZER) and key != _UNREAD)
     data = b"".join(portions(replace(header, alignment=32), kept, ()))  # GGUF's default
     if len(data) > MAX_TOKENIZER:
         what = f"The tokenizer of {file.path} has {len(data)} bytes; {MAX_TOKENIZER} are possible."
