@@ -23,18 +23,8 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library says 
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM",
-    "EdgeError",
-    "Explanation",
-    "Message",
-    "Notice",
-    "Reply",
-    "ReplyOptions",
-    "Source",
-    "Summary",
-    "Token",
-    "compose",
-    "generate",
+    "LLM", "EdgeError", "Explanation", "Message", "Notice", "Reply", "ReplyOptions", "Source", "Summary", "Token",
+    "compose", "generate",
 ]  # fmt: skip
 
 _HOMES = {

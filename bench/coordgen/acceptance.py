@@ -39,14 +39,9 @@ BASES: dict[str, tuple[Callable[[], DraftSource], float]] = {
     "automaton with counts": (Seen, 0.35),
 }
 TOPPINGS: dict[str, tuple[str, ...]] = {
-    "": (),
-    " + calibration": ("calibration",),
-    " + reuse": ("reuse",),
-    " + calibration + reuse": PAPERS,
-    " + history": ("history",),
-    " + history + analogy": ("history", "analogy"),
-    " + ours": OURS,
-}
+    "": (), " + calibration": ("calibration",), " + reuse": ("reuse",), " + calibration + reuse": PAPERS,
+    " + history": ("history",), " + history + analogy": ("history", "analogy"), " + ours": OURS,
+}  # fmt: skip
 
 
 def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Reply]) -> float:

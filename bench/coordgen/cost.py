@@ -68,12 +68,9 @@ def indexing(ids: list[int], repeats: int) -> dict[str, Any]:
     automaton.extend(more)
     token = (perf_counter() - began) / _ONE
     return {
-        "tokens": len(ids),
-        "seconds": spread(seconds),
-        "megabytes": memory / 1e6,
-        "states": len(automaton.length),
+        "tokens": len(ids), "seconds": spread(seconds), "megabytes": memory / 1e6, "states": len(automaton.length),
         "microseconds_a_token": 1e6 * token,
-    }
+    }  # fmt: skip
 
 
 def calibration(model: Model, length: int, repeats: int, threads: int | None) -> dict[str, Any]:
@@ -102,12 +99,9 @@ def calibration(model: Model, length: int, repeats: int, threads: int | None) ->
     verifier.close()
     ratios = [two / one for one, two in zip(plain, calibrated, strict=True)]
     return {
-        "tokens": length,
-        "prefill_seconds": spread(plain),
-        "overhead": median(ratios) - 1.0,
-        "ratios": spread(ratios),
+        "tokens": length, "prefill_seconds": spread(plain), "overhead": median(ratios) - 1.0, "ratios": spread(ratios),
         "megabytes": memory / 1e6,
-    }
+    }  # fmt: skip
 
 
 def table(found: dict[str, Any]) -> str:

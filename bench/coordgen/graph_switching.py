@@ -91,8 +91,6 @@ def measure(instances: Annotated[int, "of each slowdown"] = 60, seed: int = 0) -
     rng = random.Random(seed)
     hard = [partition([rng.randint(1, 12) for _ in range(3)]) for _ in range(instances // 2)]
     return {
-        "instances": instances,
-        "slowdowns": random_instances(instances, seed),
-        "partition": measured(hard),
+        "instances": instances, "slowdowns": random_instances(instances, seed), "partition": measured(hard),
         "examples": [example(*one) for one in EXAMPLES],
-    }
+    }  # fmt: skip

@@ -150,13 +150,9 @@ class Pair:
             if share < 1.0:
                 break
             reply = llm.reply(
-                QUESTION,
-                max_tokens=self._tokens,
-                max_total=self._tokens,
-                budget=_BUDGET,
-                gate=gate,
+                QUESTION, max_tokens=self._tokens, max_total=self._tokens, budget=_BUDGET, gate=gate,
                 context_lookup=False,
-            )
+            )  # fmt: skip
             tokens = list(reply)
             share = reply.summary.share_verified or 0.0
             if wrong := stranger(tokens, self.reference.prompt, self.verifier, self.draft):

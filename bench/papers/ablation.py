@@ -35,10 +35,8 @@ from edgellm.storage import resolve
 from testkit.questions import PairName, pair_files
 
 PAPERS: Mapping[str, tuple[str, ...]] = {
-    "SAM": (),
-    "SAM + calibration": ("calibration",),
-    "SAM + calibration + reuse": ("calibration", "reuse"),
-}
+    "SAM": (), "SAM + calibration": ("calibration",), "SAM + calibration + reuse": ("calibration", "reuse"),
+}  # fmt: skip
 """The sources beside SAM's own, in the paper's rows."""
 OURS: Mapping[str, tuple[str, ...]] = {
     "our copies": ("context", "history"),

@@ -66,12 +66,9 @@ NETWORK = Network(100.0, 0.02)
 """Mbit/s, and the seconds of a round trip."""
 PLAIN = ("wide", "off")
 CLAIMED = {
-    PLAIN: "NPU",
-    ("progressive", "off"): "+G",
-    ("wide", "context"): "+SD",
-    ("progressive", "context"): "+G+SD",
+    PLAIN: "NPU", ("progressive", "off"): "+G", ("wide", "context"): "+SD", ("progressive", "context"): "+G+SD",
     ("progressive", "context,reuse"): "Ours",
-}
+}  # fmt: skip
 """The paper's column of Table 3 for a schedule with drafts. Without +G it has one graph for prompt and reply, as `wide`
 has one placement; its last one also has calibration."""
 

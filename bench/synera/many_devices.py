@@ -162,12 +162,9 @@ def point(play: Callable[[list[Arrival]], Any], sent: list[Arrival], seconds: fl
     p50, p95 = np.percentile(np.array(played.latencies) * 1e3, [50, 95])
     in_time = sum(at <= seconds for at in played.answered)
     return {
-        "sent": len(sent),
-        "p50_ms": float(p50),
-        "p95_ms": float(p95),
-        "answered_in_time": in_time / len(sent),
+        "sent": len(sent), "p50_ms": float(p50), "p95_ms": float(p95), "answered_in_time": in_time / len(sent),
         "tokens_per_second": played.tokens / played.seconds,
-    }
+    }  # fmt: skip
 
 
 def sweep(fleet: Fleet, most: float, devices: int, rates: Sequence[float], seconds: float, seed: int) -> Figures:

@@ -61,12 +61,9 @@ def run(fleet: Fleet, sessions: int, rounds: int, budget: float, seed: int) -> d
     batches, total = len(fleet.context.batches), played.busy
     book = total - fleet.context.seconds - rule.seconds - played.deliver
     return {
-        "bookkeeping": book / total,
-        "next_batch": choice.seconds / total,
-        "iteration_ms": 1e3 * total / batches,
-        "bookkeeping_ms": 1e3 * book / batches,
-        "requests_per_batch": len(burst) / batches,
-    }
+        "bookkeeping": book / total, "next_batch": choice.seconds / total, "iteration_ms": 1e3 * total / batches,
+        "bookkeeping_ms": 1e3 * book / batches, "requests_per_batch": len(burst) / batches,
+    }  # fmt: skip
 
 
 HEAD = f"{'batches':<12}{'budget':>7}{'requests':>10}{'iteration':>14}{'next_batch':>12}{'bookkeeping':>13}"

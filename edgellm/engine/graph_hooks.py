@@ -50,15 +50,10 @@ class _Tensor(ctypes.Structure):
     """The beginning of llama.cpp's public tensor record: the fields needed to read its data and that of its sources."""
 
     _fields_ = (
-        ("type", ctypes.c_int),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * 4),
-        ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int),
-        ("op_params", ctypes.c_int32 * 16),
-        ("flags", ctypes.c_int32),
+        ("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int), ("op_params", ctypes.c_int32 * 16), ("flags", ctypes.c_int32),
         ("src", ctypes.c_void_p * 10),
-    )
+    )  # fmt: skip
 
 
 _ALL = slice(None)

@@ -14,11 +14,8 @@ from edgellm.errors import InvalidOption
 
 ALL_LAYERS = -1
 CACHE_TYPES = {
-    "f32": lib.GGML_TYPE_F32,
-    "f16": lib.GGML_TYPE_F16,
-    "q8_0": lib.GGML_TYPE_Q8_0,
-    "q4_0": lib.GGML_TYPE_Q4_0,
-}
+    "f32": lib.GGML_TYPE_F32, "f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0,
+}  # fmt: skip
 """Types of keys and values by name."""
 QUANTISED = ("q8_0", "q4_0")
 DEFAULT_CACHE = "f16"

@@ -7,15 +7,6 @@ from edgellm.llm.pair_stats import find_profile, profile_path, read_profile
 from edgellm.storage.model_files import DEFAULT, Named
 
 __all__ = [
-    "AUTO",
-    "DEFAULT",
-    "LLM",
-    "Named",
-    "Progress",
-    "compose",
-    "find_profile",
-    "generate",
-    "is_address",
-    "profile_path",
+    "AUTO", "DEFAULT", "LLM", "Named", "Progress", "compose", "find_profile", "generate", "is_address", "profile_path",
     "read_profile",
 ]  # fmt: skip

@@ -84,14 +84,9 @@ def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyTyp
     why = mtp_obstacle(header)
     how = "its last layer predicts further tokens (MTP): it drafts where that is faster"
     return [
-        _chat(header),
-        _pair(file, others),
-        _copies(header),
-        Ability("MTP drafts", not why, why or how),
-        _importance(header),
-        *_layers(header),
-        _context(header),
-    ]
+        _chat(header), _pair(file, others), _copies(header), Ability("MTP drafts", not why, why or how),
+        _importance(header), *_layers(header), _context(header),
+    ]  # fmt: skip
 
 
 def _chat(header: GgufHeader) -> Ability:

@@ -31,12 +31,9 @@ if TYPE_CHECKING:
     from edgellm.spec.gates.profile import Profile
 
 _AVOIDED = {
-    "eagle3": "EAGLE-3 drafts",
-    "mtp": "MTP drafts",
-    "rollback": "rolled back texts",
-    "rows": "several tokens of a text in one batch",
-    "sequences": "several texts in one batch",
-}
+    "eagle3": "EAGLE-3 drafts", "mtp": "MTP drafts", "rollback": "rolled back texts",
+    "rows": "several tokens of a text in one batch", "sequences": "several texts in one batch",
+}  # fmt: skip
 
 
 class LLM:

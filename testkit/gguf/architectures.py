@@ -184,15 +184,10 @@ def transformer(
 
 
 EXPERTS: dict[str, Value] = {
-    "expert_count": 8,
-    "expert_used_count": 2,
-    "expert_feed_forward_length": 48,
-    "expert_shared_count": 1,
-    "expert_shared_feed_forward_length": 48,
-    "expert_gating_func": 2,
-    "expert_weights_norm": True,
+    "expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 48, "expert_shared_count": 1,
+    "expert_shared_feed_forward_length": 48, "expert_gating_func": 2, "expert_weights_norm": True,
     "expert_weights_scale": 1.0,
-}
+}  # fmt: skip
 SLIDING: dict[str, Value] = {"attention.sliding_window": WINDOW}
 MAMBA: dict[str, Value] = {
     "ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16, "ssm.time_step_rank": 4, "ssm.group_count": 1,

@@ -57,11 +57,9 @@ SHAPES = {
     "tiny-verifier": Shape("llama", 4_096, 12, 192, 6, 2, 512, 1_024),
 }
 TYPES = {
-    "F32": gguf.GGMLQuantizationType.F32,
-    "F16": gguf.GGMLQuantizationType.F16,
-    "Q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "F32": gguf.GGMLQuantizationType.F32, "F16": gguf.GGMLQuantizationType.F16, "Q8_0": gguf.GGMLQuantizationType.Q8_0,
     "Q4_0": gguf.GGMLQuantizationType.Q4_0,
-}
+}  # fmt: skip
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7}
 
 

@@ -26,11 +26,9 @@ def split(src: Path, folder: Path, parts: int, *, empty_first: bool = False) -> 
         metadata = list(raw_entries([source], header).values())
         for number, (path, (start, stop)) in enumerate(zip(paths, pairwise(bounds), strict=True)):
             entries = [
-                *(metadata if number == 0 else ()),
-                entry("split.no", number),
-                entry("split.count", parts),
+                *(metadata if number == 0 else ()), entry("split.no", number), entry("split.count", parts),
                 entry("split.tensors.count", len(header.tensors), _INT32),
-            ]
+            ]  # fmt: skip
             tensors = [NewTensor.copy(source, t) for t in header.tensors[start:stop]]
             write(path, portions(header, entries, tensors))
     return paths[0]

@@ -102,15 +102,10 @@ def endless(quick: bool) -> Found:
                 began = time.monotonic()
                 try:
                     done = subprocess.run(
-                        [*command, "What is the capital of France?"],
-                        cwd=ROOT,
-                        env=os.environ | {"EDGELLM_HOME": home},
-                        stdin=subprocess.DEVNULL,
-                        capture_output=True,
-                        text=True,
-                        check=False,
-                        timeout=2 * MOST,
-                    )
+                        [*command, "What is the capital of France?"], cwd=ROOT,
+                        env=os.environ | {"EDGELLM_HOME": home}, stdin=subprocess.DEVNULL, capture_output=True,
+                        text=True, check=False, timeout=2 * MOST,
+                    )  # fmt: skip
                     code, output = done.returncode, done.stdout + done.stderr
                 except subprocess.TimeoutExpired:
                     code, output = -1, ""
