@@ -37,6 +37,7 @@ LIBRARIES = {
     "pydantic": {"http"},
     "uvicorn": {"http"},
     "prometheus_client": {"http"},
+    "segno": {"cli"},
     "grpc": {"rpc", "rpc_engine", "services"},
     "cryptography": {"rpc"},
     "spake2": {"rpc"},

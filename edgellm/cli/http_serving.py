@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from edgellm.cli.options import assigned
 from edgellm.cli.server_options import HTTP_PORT, HTTPOptions
-from edgellm.cli.views.console import print_event, say
+from edgellm.cli.views.console import err, is_terminal, print_event, say
 from edgellm.errors import InvalidOption, PortTaken, TrustUnusable
 
 if TYPE_CHECKING:
     from edgellm.engine.hardware import Hardware
+    from edgellm.http.running_servers import RunningServer
     from edgellm.http.server import HttpServer
     from edgellm.rpc.address import Address
 
@@ -90,6 +95,34 @@ def print_urls(server: HttpServer, room: int | None = None) -> None:
     replies = f"{most} replies are" if most > 1 else "1 reply is"
     why = "each takes memory and slows the others" if most == wanted else "there is no memory for more"
     say(f"{replies} written at once (--replies), as {why}; {waiting} more requests wait (--waiting).", style="dim")
+    if replace(server.address, host=server.reached_at).loopback:
+        say("A phone reaches the page with --http-host 0.0.0.0, and a code to scan is shown then.", style="dim")
+    elif server.config.page_key is not None and is_terminal(sys.stderr):
+        show_phone_code(server, server.keys.new_code(), server.keys.CODE_SECONDS)
+    else:
+        say("Pair a phone with the page: edgellm pair", style="dim")
+
+
+def show_phone_code(server: HttpServer | RunningServer, code: str, seconds: float) -> None:
+    """Print the link by which a phone gets the page and a key to it; on a terminal that has room for it as a QR code,
+    which is light on dark where there are no colours."""
+    import segno
+
+    from edgellm.rpc.trust.identity import pem_id
+
+    link, console, picture = f"{server.url}/#pair={code}", err(), StringIO()
+    segno.make(link, error="l", micro=False).terminal(picture, border=2, compact=True)
+    lines = picture.getvalue().splitlines()
+    if shown := console.is_terminal and console.width > len(lines[0]) and console.encoding.startswith("utf"):
+        say("\nOn a phone, scan this code:\n")
+        for line in lines:
+            console.print(Text.assemble("    ", (line, "#ffffff on #000000")), soft_wrap=True)
+    say("\nor open this link:" if shown else "On a phone, open this link:")
+    say(f"\n    {link}\n", style="bold cyan")
+    say(f"It is for one phone, within {seconds / 60:.0f} minutes; `edgellm pair` shows a new one.", style="dim")
+    if server.certificate:
+        found = pem_id(Path(server.certificate).read_bytes())
+        say(f"The phone may warn of the certificate, whose SHA-256 begins {str(found)[:16]}.", style="dim")
 
 
 def _tls_files(options: HTTPOptions, names: Sequence[str]) -> tuple[Path, Path]:

@@ -17,12 +17,12 @@ from edgellm.errors import EdgeError
 from edgellm.http.conversations import add_conversations
 from edgellm.http.dialects import dialects, error_body
 from edgellm.http.metrics import CONTENT_TYPE
-from edgellm.http.middleware import HIDDEN, known_peers, redact_all
+from edgellm.http.middleware import HIDDEN, Keys, bearer_token, known_peers, redact_all
 from edgellm.http.replies import IGNORED, RequestHandler
 from edgellm.http.schemas.body import BodyRoute
 from edgellm.http.schemas.errors import ApiError, error_responses, validation_error
-from edgellm.http.schemas.requests import UnloadRequest
-from edgellm.http.schemas.responses import Health, ModelInfo, ModelList, Unloaded
+from edgellm.http.schemas.requests import PhoneIn, UnloadRequest
+from edgellm.http.schemas.responses import Health, ModelInfo, ModelList, PhoneOut, Unloaded
 from edgellm.llm import LLM
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".png": "image/png",
@@ -85,7 +85,7 @@ def make_app(handler: RequestHandler, version: str) -> FastAPI:
     @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
              responses=error_responses(503))  # fmt: skip
     def status(request: Request) -> dict[str, Any]:
-        return _status(handler, anonymous=handler.config.is_anonymous(request))
+        return _status(handler, anonymous=handler.keys.is_anonymous(request))
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
@@ -102,7 +102,7 @@ def make_app(handler: RequestHandler, version: str) -> FastAPI:
         return Response(handler.metrics.text(), media_type=CONTENT_TYPE)
 
     def shown(info: ModelInfo, request: Request) -> ModelInfo:
-        return info.model_copy(update={"device": None}) if handler.config.is_anonymous(request) else info
+        return info.model_copy(update={"device": None}) if handler.keys.is_anonymous(request) else info
 
     @app.get("/v1/models", tags=["OpenAI"], summary="The models that requests can name", responses=error_responses(503))
     async def models(request: Request) -> ModelList:
@@ -117,10 +117,26 @@ def make_app(handler: RequestHandler, version: str) -> FastAPI:
     async def unload(body: UnloadRequest) -> Unloaded:
         return Unloaded(model=body.model, unloaded=await handler.models.unload(body.model))
 
-    add_conversations(app, handler.config.page_key)
+    _add_phones(app, handler.keys)
+    add_conversations(app, handler.keys)
     for dialect in dialects():
         dialect.add(app, handler)
     return app
+
+
+def _add_phones(app: FastAPI, keys: Keys) -> None:
+    """Have phones paired: the user's own programs get a code, for which a phone gets its key."""
+
+    @app.post("/phones", status_code=201, include_in_schema=False)
+    def pair_phone(body: PhoneIn, request: Request) -> PhoneOut:
+        phone, key = keys.pair(body.code, body.name, bearer_token(request.headers.getlist("authorization")))
+        return PhoneOut(name=phone.name, key=key)
+
+    @app.post("/phones/code", include_in_schema=False)
+    def new_code(request: Request) -> dict[str, Any]:
+        if not keys.is_page(bearer_token(request.headers.getlist("authorization"))):
+            raise ApiError(401, "Only the user's own programs get a code: edgellm pair", code="page_key_required")
+        return {"code": keys.new_code(), "seconds": keys.CODE_SECONDS}
 
 
 def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:

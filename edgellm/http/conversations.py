@@ -15,7 +15,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi import Path as PathParameter
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, Field
 
-from edgellm.http.middleware import shows_key
+from edgellm.http.middleware import Keys
 from edgellm.http.schemas.errors import ApiError, error_responses
 from edgellm.http.schemas.fields import RequestModel
 from edgellm.storage.chat_log import MAX_BYTES, Conversation, Conversations
@@ -118,13 +118,13 @@ def _save(store: Conversations, one: Conversation, replaces: datetime | None = N
     return ConversationInfo.of(one)
 
 
-def add_conversations(app: FastAPI, page_key: str | None) -> None:
-    """Add the routes to `app`. Requests must show `page_key`; None: every request is refused."""
+def add_conversations(app: FastAPI, keys: Keys) -> None:
+    """Add the routes to `app`. Requests must show the page's key or a phone's; without them every one is refused."""
     store, one_path = Conversations(), PATH + "/{conversation_id}"
     errors = error_responses(400, 401, 403, 408, 413, 415, 500, 503)
 
     def check_key(request: Request) -> None:
-        if not shows_key(request, page_key):
+        if not keys.opens_page(request):
             message = "Conversations are opened by the link to the page that `edgellm serve` prints. Open that link."
             raise ApiError(401, message, code="page_key_required")
 

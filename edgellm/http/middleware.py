@@ -13,12 +13,13 @@ import hmac
 import logging
 import re
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -32,7 +33,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgellm.errors import InvalidOption, TrustUnusable
 from edgellm.http.model_host import KEEP_ALIVE
 from edgellm.http.schemas.errors import ApiError
-from edgellm.rpc.trust.trust import Peer, Peers
+from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
+from edgellm.rpc.trust.identity import DeviceID, parse_short
+from edgellm.rpc.trust.trust import Peer, Peers, Phone
 from edgellm.state import lock_folder, read_private, write_private
 from edgellm.system import data_dir
 
@@ -77,12 +80,6 @@ def _read_or_make_key(path: Path) -> str:
     return key
 
 
-def shows_key(client: HTTPConnection, key: str | None) -> bool:
-    """Return whether a client shows `key`."""
-    given = bearer_token(client.headers.getlist("authorization"))
-    return key is not None and hmac.compare_digest(given.encode(), key.encode())
-
-
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
     """The clients that a server answers, and its limits.
@@ -106,9 +103,78 @@ class HttpConfig:
     on_event: Callable[[str], None] = lambda _text: None
     aliases: Mapping[str, str] = field(default_factory=dict)
 
+
+class Keys:
+    """The keys that a server accepts: `api`, without which every program is let in; the `page`'s, which opens the
+    conversations, too; and those of phones, which do the same until they are revoked. A phone gets its key for a code
+    from the user's screen, which is good for one phone, some minutes and a few wrong guesses."""
+
+    CODE_SECONDS = 300.0
+    GUESSES = 10  # wrong codes; a code has 35 secret bits
+
+    def __init__(
+        self, api: str | None = None, page: str | None = None, notify: Callable[[str], None] = lambda _text: None
+    ) -> None:
+        """`notify` is called with a sentence when a phone is paired, and when a code is tried too often."""
+        self.api, self._page, self._notify, self.peers = api, page, notify, Peers()
+        self._code, self._until, self._guesses = "", 0.0, 0
+        self._lock = threading.Lock()
+
+    def is_api(self, key: str) -> bool:
+        return _same(key, self.api)
+
+    def is_page(self, key: str) -> bool:
+        """Return whether this is the page's key, which is the user's own."""
+        return _same(key, self._page)
+
+    def phone(self, key: str) -> Phone | None:
+        """Return the phone with this key, None where it was revoked or the list is damaged."""
+        with suppress(TrustUnusable):
+            return self.peers.phone(key)
+        return None
+
+    def opens_page(self, client: HTTPConnection) -> bool:
+        """Return whether a client shows the page's key or a phone's."""
+        key = bearer_token(client.headers.getlist("authorization"))
+        return self.is_page(key) or self.phone(key) is not None
+
     def is_anonymous(self, client: HTTPConnection) -> bool:
         """Return whether a client shows no key, and so learns nothing about other devices."""
-        return self.key is None and not shows_key(client, self.page_key)
+        return self.api is None and not self.opens_page(client)
+
+    def new_code(self) -> str:
+        """Return a code for a phone, in place of an earlier one. It has the form of a short device ID, by which a
+        mistyped one is told from a wrong one."""
+        with self._lock:
+            self._until, self._guesses = monotonic() + self.CODE_SECONDS, self.GUESSES
+            self._code = DeviceID(secrets.token_bytes(32)).short
+            return self._code
+
+    def pair(self, code: str, name: str, key: str = "") -> tuple[Phone, str]:
+        """Return a phone called `name`, now on the list, and its key, for a code; `key` is the one that it had before.
+        Raise ApiError for a mistyped or wrong code; TrustUnusable."""
+        try:
+            given = parse_short(code)
+        except InvalidOption:
+            message = f"The code {code!r} is mistyped. Compare it with the computer's screen."
+            raise ApiError(400, message, code="mistyped_code") from None
+        with self._lock:
+            right = _same(given, self._code) and monotonic() < self._until
+            self._guesses -= not right
+            if tried := right or self._guesses == 0:
+                self._code, self._guesses = "", 0
+        if tried and not right:
+            self._notify("Wrong codes for a phone were tried too often: the code on the screen is not valid any more.")
+        if not right:
+            message = "This code is wrong, was used, or is too old. Get a new one on the computer: edgellm pair"
+            raise ApiError(401, message, code="wrong_code")
+        phone, key = self.peers.add_phone(name, self.phone(key))
+        self._notify(f"{phone.name} has the page now, until: edgellm peers rm {phone.id.short}")
+        return phone, key
+
+
+def _same(given: str, known: str | None) -> bool:
+    return known is not None and hmac.compare_digest(given.encode(), known.encode())
 
 
 HIDDEN = "(hidden)"
@@ -151,9 +217,9 @@ def _hide(match: re.Match[str]) -> str:
 
 MAX_BYTES = 8 * 2**20
 BODY_SECONDS = 30.0  # limit for a request to arrive
-PUBLIC_PATHS = frozenset({"/", "/health"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/phones"})
 PUBLIC_PREFIX = "/page/"
-"""Paths that need no key: they reveal nothing and cost nothing."""
+"""Paths that need no key: they reveal nothing and cost next to nothing."""
 
 _HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")
@@ -205,15 +271,14 @@ class SecurityMiddleware:
     """ASGI middleware that refuses requests. The body of a refused request is not read."""
 
     def __init__(
-        self, app: ASGIApp, names: Iterable[str], keys: Iterable[str], body: ErrorBody, origins: Iterable[str] = ()
+        self, app: ASGIApp, names: Iterable[str], keys: Keys, body: ErrorBody, origins: Iterable[str] = ()
     ) -> None:
-        """`names`: hosts, without ports, that a Host header may name. A request must show one of `keys`, if there are
-        any. `body` returns the body of an error at a path. Pages of `origins` may read from the server, too. Raise
-        InvalidOption for an invalid origin."""
-        self._app, self._body = app, body
+        """`names`: hosts, without ports, that a Host header may name. A request must show one of `keys`, if there is
+        one for programs. `body` returns the body of an error at a path. Pages of `origins` may read from the server,
+        too. Raise InvalidOption for an invalid origin."""
+        self._app, self._body, self._keys = app, body, keys
         self._origins = [checked_origin(origin) for origin in origins]
         self._names = frozenset(name.lower() for name in names)
-        self._keys = [key.encode("latin-1") for key in keys]
         self._answer: ASGIApp = self._answer_known
         if self._origins:
             self._answer = CORSMiddleware(
@@ -232,6 +297,10 @@ class SecurityMiddleware:
     async def _answer_allowed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Browsers neither guess its type nor cache it."""
         started_at, status = perf_counter(), 0
+        limited = _limit_body(receive, _most_bytes(scope))
+        if phone := scope["edgellm.phone"]:
+            limited = self._until_revoked(limited, _key(scope))
+            await asyncio.to_thread(self._keys.peers.record_used, phone)
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -245,7 +314,7 @@ class SecurityMiddleware:
 
         # the application has answered and reported unexpected errors; they go no further
         with suppress(Exception):
-            await self._app(scope, _limit_body(receive), send_with_headers)
+            await self._app(scope, limited, send_with_headers)
         milliseconds = 1e3 * (perf_counter() - started_at)
         _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status, milliseconds)
 
@@ -279,20 +348,34 @@ class SecurityMiddleware:
 
     def _check_key_and_size(self, scope: Scope) -> None:
         """Refuse a request by its key and its size."""
-        headers = Headers(scope=scope)
-        public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
-        tokens = [*headers.getlist("authorization"), *(f"Bearer {value}" for value in headers.getlist("x-api-key"))]
-        key = bearer_token(tokens).encode("latin-1")
-        if self._keys and not public and not any(hmac.compare_digest(key, known) for known in self._keys):
+        key = _key(scope)
+        known = self._keys.is_api(key) or self._keys.is_page(key)
+        phone = scope["edgellm.phone"] = None if known else self._keys.phone(key)
+        if not (known or phone or self._keys.api is None or _is_public(scope)):
             message = "The API key is missing or wrong. Send the header Authorization: Bearer KEY, or X-Api-Key: KEY."
             raise ApiError(401, message, code="invalid_api_key")
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > MAX_BYTES:
-            raise too_large()
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and int(length) > (most := _most_bytes(scope)):
+            raise too_large(most)
+
+    def _until_revoked(self, receive: Receive, key: str) -> Receive:
+        """Have the application hear that the client has left once the `key` of its phone is revoked."""
+
+        async def read() -> Message:
+            waiting = asyncio.ensure_future(receive())
+            try:
+                while not (await asyncio.wait({waiting}, timeout=RECHECK_SECONDS))[0]:
+                    if self._keys.phone(key) is None:
+                        return {"type": "http.disconnect"}
+                return waiting.result()
+            finally:
+                waiting.cancel()
+
+        return read
 
 
-def too_large() -> ApiError:
-    return ApiError(413, f"The request is larger than {MAX_BYTES} bytes. Shorten it.", code="request_too_large")
+def too_large(most: int = MAX_BYTES) -> ApiError:
+    return ApiError(413, f"The request is larger than {most} bytes. Shorten it.", code="request_too_large")
 
 
 def _host_name(host: str) -> str:
@@ -313,8 +396,24 @@ def _is_cross_origin(scope: Scope, headers: Headers, host: str) -> bool:
     return site not in ("none", "same-origin") and not is_link
 
 
-def _limit_body(receive: Receive) -> Receive:
-    """Limit the size of a request's body and the time in which it arrives. Later messages pass unchanged."""
+def _key(scope: Scope) -> str:
+    """Return the key that a request shows, empty where there is none."""
+    headers = Headers(scope=scope)
+    given = (f"Bearer {value}" for value in headers.getlist("x-api-key"))
+    return bearer_token([*headers.getlist("authorization"), *given])
+
+
+def _is_public(scope: Scope) -> bool:
+    return scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
+
+
+def _most_bytes(scope: Scope) -> int:
+    """Return how large the body of a request may be: of one that needs no key, some hundred characters."""
+    return 4096 if _is_public(scope) else MAX_BYTES
+
+
+def _limit_body(receive: Receive, most: int) -> Receive:
+    """Limit a request's body to `most` bytes, and the time in which it arrives. Later messages pass unchanged."""
     size, complete = 0, False
     deadline = asyncio.get_running_loop().time() + BODY_SECONDS
 
@@ -330,8 +429,8 @@ def _limit_body(receive: Receive) -> Receive:
                 408, f"The request did not arrive within {BODY_SECONDS:g} seconds. Send it again."
             ) from None
         size += len(message.get("body", b""))
-        if size > MAX_BYTES:
-            raise HTTPException(413, too_large().message)
+        if size > most:
+            raise HTTPException(413, too_large(most).message)
         complete = message["type"] != "http.request" or not message.get("more_body", False)
         return message
 

@@ -22,7 +22,7 @@ from edgellm.engine import ToolCall
 from edgellm.errors import EdgeError, Stopped
 from edgellm.http.admission import Admission
 from edgellm.http.metrics import Metrics
-from edgellm.http.middleware import HttpConfig, redact
+from edgellm.http.middleware import HttpConfig, Keys, redact
 from edgellm.http.model_host import ModelHost, ServedModel, keep_alive_seconds
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, api_error
@@ -175,7 +175,7 @@ class RequestHandler:
     """The handlers of one server. Methods other than `close` must be called in its event loop."""
 
     def __init__(self, config: HttpConfig) -> None:
-        self.config = config
+        self.config, self.keys = config, Keys(config.key, config.page_key, config.on_event)
         self.admission = Admission(config.replies, config.waiting)
         self.models = ModelHost(config.keep_alive, config.waiting, config.aliases)
         self.metrics = Metrics(self.admission)
@@ -263,7 +263,7 @@ class RequestHandler:
 
     def reader(self, client: Request) -> Shown:
         """Return the function that makes of a text what a client may read."""
-        return redact if self.config.is_anonymous(client) else str
+        return redact if self.keys.is_anonymous(client) else str
 
     async def shut_down(self, grace: float) -> None:
         """Refuse new requests, give replies `grace` seconds to end, then cancel them."""

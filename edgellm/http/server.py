@@ -201,9 +201,8 @@ class HttpServer:
         self._handler = handler = RequestHandler(config)
         self.models, self.metrics = handler.models, handler.metrics
         hosts = {address.host, *config.names, *(_LOOPBACK_NAMES if address.loopback else ())}
-        app = make_app(handler, program_version())
-        keys = [key for key in (config.key, config.page_key) if key] if config.key is not None else []
-        self._app = SecurityMiddleware(app, hosts, keys, error_body, config.origins)
+        app, self.keys = make_app(handler, program_version()), handler.keys
+        self._app = SecurityMiddleware(app, hosts, self.keys, error_body, config.origins)
         self._server: _UvicornServer | None = None
         self._thread: threading.Thread | None = None
 

@@ -80,6 +80,7 @@ _FETCH = """
     window.replies = [];
     const asked = window.fetch;
     window.fetch = (path, options) => {
+      if (path === "/phones" && window.name === "unanswered") return new Promise(() => {});
       if (path !== "/v1/chat/completions") return asked(path, options);
       const { chunks, status, ends, error } = window.replies.shift();
       if (status !== 200) return Promise.resolve(new Response(JSON.stringify({ error }), { status }));
@@ -120,12 +121,8 @@ class MadeUp:
                 yield {"edgellm": {"notice": self.notice}}
         if self.ends:
             count = len(self.tokens) + len(self.thought)
-            timings = {
-                "predicted_n": count,
-                "predicted_ms": 30.0 * count,
-                "predicted_per_second": 33.3,
-                "prompt_ms": 214.0,
-            }
+            timings = {"predicted_n": count, "predicted_ms": 30.0 * count, "prompt_ms": 214.0}
+            timings["predicted_per_second"] = 33.3
             yield {"timings": timings, "edgellm": {"summary": {**SUMMARY, **self.summary}}}
 
 
@@ -261,7 +258,28 @@ def show_open_panel(page: Page, side: str) -> None:
     page.wait_for_timeout(250)  # the transition of a drawer
 
 
+def says(where: str, text: str) -> Callable[[Page], None]:
+    return lambda page: expect(page.locator(where)).to_contain_text(text)
+
+
+def show_unpaired(page: Page) -> None:
+    page.evaluate("localStorage.clear(), location.reload()")
+    says("#key-why", "not paired with the computer yet")(page)
+
+
+def show_pairing(page: Page) -> None:
+    page.evaluate("window.name = 'unanswered', location.hash = '#pair=K7QF-2MX9'")
+    says("#key-why", "Pairing")(page)
+
+
+def show_paired(page: Page) -> None:
+    page.route("**/phones", partial(Route.fulfill, body=json.dumps({"name": "iPhone", "key": KEY})))
+    page.evaluate("location.hash = '#pair=K7QF-2MX9'")
+    says(".toast", "“iPhone”")(page)
+
+
 AWAY = {**STATUS, "link": {**STATUS["link"], "up": False, "rtt_ms": None, "reason": "lost 12 s ago"}}
+REFUSED = {"error": {"message": "The API key is missing or wrong.", "code": "invalid_api_key"}}
 STATES: dict[str, tuple[Callable[[Page], None], Mapping[str, Any]]] = {
     "empty": (show_empty, SMOLLM2),
     "waiting": (show_waiting, STATUS),
@@ -276,14 +294,20 @@ STATES: dict[str, tuple[Callable[[Page], None], Mapping[str, Any]]] = {
     "settings": (show_settings, STATUS),
     "conversations": (show_conversations, STATUS),
     "mesh": (show_mesh, {**STATUS, "plan": PLAN}),
+    "unpaired": (show_unpaired, REFUSED),
+    "pairing": (show_pairing, REFUSED),
+    "paired": (show_paired, STATUS),
+    "revoked": (says("#key-why", "not paired any more"), REFUSED),
+    "gone": (says("#gone", "does not answer"), {}),
 }
 
 
 @contextmanager
-def opened_browser() -> Iterator[Browser]:
-    """Open a headless Chromium."""
+def opened_browser(*words: str) -> Iterator[Browser]:
+    """Open a headless Chromium, with `words` on its command line."""
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] * (os.geteuid() == 0))
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*root, *words])
         yield opened
         opened.close()
 
@@ -300,9 +324,11 @@ def page_in_state(context: BrowserContext, server: HttpServer, name: str) -> Ite
     page = context.new_page()
     page.set_default_timeout(60_000)
     page.add_init_script(_FETCH)
-    models = {"object": "list", "data": [{"id": status["model"], "context_length": status["context_length"]}]}
-    for path, answer in (("/health", {"status": "ok"}), ("/status", status), ("/v1/models", models)):
-        page.route(f"**{path}", partial(Route.fulfill, body=json.dumps(answer)))
+    models = [{"id": status.get("model"), "context_length": status.get("context_length")}]
+    answers = {"health": {"status": "ok"}, "status": status, "v1/models": {"object": "list", "data": models}}
+    for path, answer in answers.items():
+        answered = partial(Route.fulfill, body=json.dumps(answer), status=401 if "error" in answer else 200)
+        page.route(f"**/{path}", answered if status else lambda route: route.abort())
     page.goto(server.page_url)
     expect(page.locator("#state")).not_to_have_text("connecting …")
     show(page)

@@ -24,7 +24,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -295,12 +294,10 @@ def _pair(machines: Sequence[Throttled]) -> None:
     """Pair every two machines, with all rights."""
     from edgellm.rpc.address import Address
 
-    now = datetime.now(UTC).replace(microsecond=0)
     known = [(machine, machine.trust) for machine in machines]
     for machine, trust in known:
         for other, theirs in known:
             if other is not machine:
                 everything = frozenset(Right)
-                certificate = theirs.identity.certificate
-                trust.peers.add(Peer(other.spec.name, certificate, everything, everything, (), now, now))
+                trust.peers.add(Peer(other.spec.name, theirs.identity.certificate, everything, everything))
                 trust.peers.record_seen(theirs.identity.id, Address(other.address, 50151), everything)

@@ -18,13 +18,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import EdgeError, VerifierUnreachable
-from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.listener import EventKind, Listening, ServerEvent
@@ -89,20 +87,14 @@ def acquaint(host: Path, devices: Sequence[Path]) -> list[Trust]:
 
     Return the devices' trust.
     """
-    here = Trust.load(host / "data" / "trust")
+    here, rights = Trust.load(host / "data" / "trust"), frozenset({Right.VERIFY})
     made = []
     for number, folder in enumerate(devices):
         there = Trust.load(folder / "data" / "trust")
-        there.peers.add(_as_peer(here.identity, "host"))
-        here.peers.add(_as_peer(there.identity, f"device-{number}"))
+        there.peers.add(Peer("host", here.identity.certificate, rights, rights))
+        here.peers.add(Peer(f"device-{number}", there.identity.certificate, rights, rights))
         made.append(there)
     return made
-
-
-def _as_peer(identity: Identity, name: str) -> Peer:
-    now = datetime.now(UTC).replace(microsecond=0)
-    rights = frozenset({Right.VERIFY})
-    return Peer(name, identity.certificate, rights, rights, (), now, now)
 
 
 class PairedVerifierProcess(VerifierProcess):

@@ -120,6 +120,20 @@ def test_the_list_is_shown_changed_and_not_touched_where_it_is_damaged(
     assert Peers().all() == []
 
 
+def test_a_phone_is_listed_renamed_and_removed_and_has_no_rights(edge: Edge, phone: Trust) -> None:
+    one, _ = Peers().add_phone("iPhone")
+    edge("peers", "--no-ask").told("iPhone", one.id.short, "page")
+    rows = {row["name"]: row for row in edge("peers", "--json", "--no-ask").answer}
+    assert (rows["iPhone"]["kind"], rows["iPhone"]["may_here"], rows["phone"]["kind"]) == ("phone", ["page"], "device")
+    for words in (("grant", "iPhone", "verify"), ("wake", "iPhone"), ("wake", "iPhone", "off")):
+        edge("peers", *words).told("iPhone is a phone", code=2)
+    edge("chat", "--peer", "iPhone", *BRIEF).told("No paired device is called 'iPhone'", code=1)
+    edge("peers", "rename", "iPhone", "Phone").told("Another device is called", code=2)
+    assert edge("peers", "rename", "iPhone", "Anna's", "--json").answer["may_here"] == ["page"]
+    edge("peers", "rm", one.id.short).told("Anna's", "is unpaired")
+    assert Peers().with_phones() == Peers().all() != []
+
+
 # --- services over mutual TLS -------------------------------------------------------------------------------------
 
 

@@ -15,10 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import segno
 
 from edgellm.cli.chat_session import TOY
+from edgellm.http.middleware import HttpConfig, page_key
+from edgellm.http.running_servers import recorded
+from edgellm.http.server import HttpServer
+from edgellm.rpc.address import Address
 from edgellm.storage import pull
 from tests.cli.conftest import Edge
+from tests.http.conftest import asker
 from tests.storage.hub import REPO, Hub
 
 ROOT = Path(__file__).parents[2]
@@ -88,17 +94,12 @@ def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
     screens.append(screen := Screen("edgellm", "chat", "--max-tokens", "5"))
     screen.wait_for("type /help")
     for keys, *wanted in (
-        ("/help\r", "Ctrl-C stops a reply"),
-        ("/und", "take back the last question"),
-        ("\t\r", "There is nothing to undo."),
-        ("/colors\r", "written by the verifier alone"),
-        ("/stats\r", "There is no reply yet"),
-        ("Where is\\\rmy mug?\r", ". my mug?", "all verified"),
-        ("/stats\r", "tokens of context are used"),
-        ("/clear\r", "The next question starts a new conversation."),
-        ("/nonsense\r", "There is no command /nonsense"),
-        ('"""one\rtwo"""\r', "tokens"),
-    ):
+        ("/help\r", "Ctrl-C stops a reply"), ("/und", "take back the last question"),
+        ("\t\r", "There is nothing to undo."), ("/colors\r", "written by the verifier alone"),
+        ("/stats\r", "There is no reply yet"), ("Where is\\\rmy mug?\r", ". my mug?", "all verified"),
+        ("/stats\r", "tokens of context are used"), ("/clear\r", "The next question starts a new conversation."),
+        ("/nonsense\r", "There is no command /nonsense"), ('"""one\rtwo"""\r', "tokens"),
+    ):  # fmt: skip
         if keys != "\t\r":
             screen.wait_for(">")
         screen.type(keys)
@@ -111,6 +112,29 @@ def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
     typed = tmp_path / "home" / "data" / "history" / "chats.sqlite3"
     assert b"my mug?" in typed.read_bytes()
     assert typed.stat().st_mode & 0o077 == 0
+
+
+def test_a_phone_scans_the_code_for_the_page_of_a_running_server(
+    screens: list[Screen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+    with (
+        HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(page_key=page_key())) as server,
+        recorded("localhost", server.address.port, None),  # a name may be another machine's way to this one
+    ):
+        screens.append(screen := Screen("edgellm", "pair", "--port", "0"))
+        shown = screen.wait_for("within 5 minutes")
+        [link] = re.findall(r"http://localhost:\d+/#pair=\S+", shown)
+        lines = [line for line in shown.splitlines() if re.fullmatch("[ ▀▄█]{30,}", line)]
+        light = [[char in half for char in line[4:]] for line in lines for half in ("▀█", "▄█")]
+        wanted = [
+            [not module for module in row] for row in segno.make(link, error="l", micro=False).matrix_iter(border=2)
+        ]
+        assert light[: len(wanted)] == wanted
+        body = {"code": link.partition("=")[2], "name": "iPhone"}
+        assert asker(server)("POST", "/phones", body).status == 201
+        screen.wait_for("paired with iPhone")
+        assert screen.end() == 0
 
 
 @pytest.mark.parametrize("switch", ["--no-history", "off"])

@@ -170,7 +170,9 @@ def test_a_header_that_is_given_twice_is_not_believed(headers: list[tuple[bytes,
         answers.extend([message["status"]] if "status" in message else [])
 
     scope = {"type": "http", "scheme": "http", "method": "GET", "path": "/v1/models", "headers": headers}
-    asyncio.run(middleware.SecurityMiddleware(app, ["localhost"], ["k" * 43], error_body)(scope, receive, send))
+    asyncio.run(
+        middleware.SecurityMiddleware(app, ["localhost"], middleware.Keys("k" * 43), error_body)(scope, receive, send)
+    )
     assert answers == [status]
 
 
@@ -233,10 +235,7 @@ OTHER_ORIGINS = (
 
 @pytest.mark.parametrize(
     ("check", "option", "given"),
-    [
-        *((checked_host, "host", one) for one in OTHER_HOSTS),
-        *((checked_origin, "origin", one) for one in OTHER_ORIGINS),
-    ],
+    [(checked_host, "host", one) for one in OTHER_HOSTS] + [(checked_origin, "origin", one) for one in OTHER_ORIGINS],
 )
 def test_others_cannot_be_allowed(check: Callable[[str], str], option: str, given: str) -> None:
     with pytest.raises(InvalidOption, match=f"--allow-{option} is"):

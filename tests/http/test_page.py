@@ -24,6 +24,7 @@ from edgellm.http.server import HttpServer
 from edgellm.http.status import PlanOut, read_plan
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
+from edgellm.rpc.trust.trust import Peers
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Session
@@ -336,7 +337,7 @@ def test_a_missing_key_and_errors_are_shown_and_the_question_is_kept(page: Page)
         server.open(ServedModel(cast(LLM, Scripted(script)), "made-up"))
         expect(page.locator("#key-form")).to_be_visible()
         say(page, "Hello")
-        expect(page.locator(".trouble")).to_contain_text("API key is missing")
+        expect(page.locator(".trouble")).to_contain_text("does not accept this page's key")
         expect(page.locator(".asked")).to_have_text("Hello")
         page.fill("#key", "k" * 43)
         page.press("#key", "Enter")
@@ -361,6 +362,31 @@ def test_a_missing_key_and_errors_are_shown_and_the_question_is_kept(page: Page)
 
 
 @needs_browser
+def test_a_phone_is_paired_by_a_link_or_a_typed_code_until_it_is_revoked(page: Page, store: Conversations) -> None:
+    with serving(
+        Scripted(lambda *_: (token for token in said(b"Yes."))), "made-up", key="k" * 43, page_key=KEY
+    ) as server:
+        page.goto(server.url)
+        expect(page.locator("#key-why")).to_contain_text("not paired with the computer yet")
+        code = server.keys.new_code()
+        page.goto(f"{server.url}/#pair={code}")
+        expect(page.locator(".toast")).to_contain_text("Paired.")
+        expect(page.locator("#state")).to_have_text("ready")
+        assert code not in page.url
+        say(page, "Hello")
+        expect(page.locator("#conversations .open")).to_have_count(1)
+        [phone] = Peers().with_phones()
+        Peers().remove(phone.id)
+        expect(page.locator("#key-why")).to_contain_text("not paired any more")
+        page.goto(f"{server.url}/#pair={code}")
+        expect(page.locator("#key-why")).to_contain_text("was used")
+        page.fill("#key", server.keys.new_code().lower())
+        page.press("#key", "Enter")
+        expect(page.locator(".toast")).to_contain_text("Paired.")
+        expect(page.locator("#conversations .open")).to_have_count(1)
+
+
+@needs_browser
 def test_it_can_be_installed_and_opens_while_the_server_is_away(page: Page) -> None:
     with HttpServer(HOME) as server:
         server.models.open_without_model("There is none.")
@@ -370,6 +396,7 @@ def test_it_can_be_installed_and_opens_while_the_server_is_away(page: Page) -> N
         server.stop(0)
         page.reload()
         expect(page.locator("#state")).to_have_text("the server is gone")
+        expect(page.locator("#gone")).to_be_visible()
         expect(page.locator("#question")).to_be_visible()
 
 

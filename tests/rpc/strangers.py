@@ -10,18 +10,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from edgellm.rpc.trust.identity import SERVER_NAME, Certificate, DeviceID, Identity, _subject
-from edgellm.rpc.trust.trust import Peer, Peers, Trust, read_rights
+from edgellm.rpc.trust.identity import SERVER_NAME, Certificate, Identity, _subject
+from edgellm.rpc.trust.trust import Known, Peer, Peers, Trust, read_rights
 
 
 def certified(
-    *,
-    ca: bool = False,
-    issuer: Identity | None = None,
-    curve: str = "P-256",
-    subject: str | None = None,
+    *, ca: bool = False, issuer: Identity | None = None, curve: str = "P-256", subject: str | None = None,
     constraints: bool = True,
-) -> Identity:
+) -> Identity:  # fmt: skip
     """A key and a certificate for it, signed by `issuer` or by itself."""
     key = ec.generate_private_key(ec.SECP384R1() if curve == "P-384" else ec.SECP256R1())
     name = _subject(key.public_key())
@@ -53,7 +49,7 @@ class Gullible(Peers):
         super().__init__(folder)
         self.more = {peer.id: peer for peer in more}
 
-    def _read(self) -> dict[DeviceID, Peer]:
+    def _read(self) -> Known:
         return super()._read() | self.more
 
 
@@ -64,8 +60,7 @@ def device(folder: Path, identity: Identity | None = None) -> Trust:
 
 def known(trust: Trust, name: str, rights: str = "verify") -> Peer:
     """A device as others list it."""
-    now = datetime.now(UTC)
-    return Peer(name, trust.identity.certificate, read_rights(rights.split()), frozenset(), (), now, now)
+    return Peer(name, trust.identity.certificate, read_rights(rights.split()))
 
 
 def befriend(one: Trust, other: Trust, rights: str = "verify") -> None:

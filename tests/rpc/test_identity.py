@@ -27,11 +27,8 @@ def test_it_is_made_once_and_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [b"", b"nonsense", b"key", b"certificate", b"mixed"])
 def test_a_damaged_one_is_said_and_not_replaced(tmp_path: Path, kept: bytes) -> None:
     one, other = Identity.new(), Identity.new()
-    kept = {
-        b"key": one.key_pem,
-        b"certificate": one.certificate.pem,
-        b"mixed": one.key_pem + other.certificate.pem,
-    }.get(kept, kept)
+    made = {b"key": one.key_pem, b"certificate": one.certificate.pem, b"mixed": one.key_pem + other.certificate.pem}
+    kept = made.get(kept, kept)
     path = tmp_path / "identity.pem"
     path.write_bytes(kept)
     with pytest.raises(TrustUnusable, match=r"identity\.pem is damaged"):
@@ -51,13 +48,11 @@ def test_signatures_are_of_one_device_and_one_message() -> None:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ({"ca": True}, "may sign other certificates"),
-        ({"issuer": Identity.new()}, "not self-signed"),
-        ({"curve": "P-384"}, "P-256"),
-        ({"subject": "edgellm-of-another"}, "subject"),
+        ({"ca": True}, "may sign other certificates"), ({"issuer": Identity.new()}, "not self-signed"),
+        ({"curve": "P-384"}, "P-256"), ({"subject": "edgellm-of-another"}, "subject"),
         ({"constraints": False}, "damaged"),
     ],
-)
+)  # fmt: skip
 def test_certificates_of_another_kind_are_refused(how: dict[str, object], says: str) -> None:
     with pytest.raises(NotPaired, match=says):
         Certificate.of(certified(**how).certificate.der)  # type: ignore[arg-type]

@@ -63,12 +63,9 @@ def test_a_device_is_found_where_it_listens_and_nothing_else_is_announced(
 def said(properties: dict[str, str | bytes | None], host: str = "10.0.0.7", port: int = 5) -> Hint | None:
     """What is made of an announcement that was heard."""
     info = ServiceInfo(
-        ServiceKind.DEVICE.value,
-        f"x.{ServiceKind.DEVICE.value}",
-        port=port,
-        properties=properties,
+        ServiceKind.DEVICE.value, f"x.{ServiceKind.DEVICE.value}", port=port, properties=properties,
         parsed_addresses=[host],
-    )
+    )  # fmt: skip
     return parse_announcement(info, local=False)
 
 

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.errors import VerifierLost
@@ -40,9 +38,8 @@ from edgellm.spec.sampling import ModelSampling
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Event, Notice, Source, Token
+from testkit.browser.page_states import opened_browser
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((found for name in _NAMES if (found := shutil.which(name))), None)
 PATIENCE = 60_000.0  # milliseconds, enough for a busy machine
 LOOPBACK = Address.parse("127.0.0.1:0")
 
@@ -135,19 +132,6 @@ class Made:
 
 
 @contextmanager
-def _browser(*words: str) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        raise FileNotFoundError("No Chromium is installed. Debian: apt-get install chromium")
-    with sync_playwright() as playwright:
-        root = ["--no-sandbox"] if os.geteuid() == 0 else []
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*root, *words])
-        try:
-            yield opened
-        finally:
-            opened.close()
-
-
-@contextmanager
 def _home() -> Iterator[Path]:
     """Give this process an EDGELLM_HOME of its own."""
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"EDGELLM_HOME": folder}):
@@ -156,10 +140,8 @@ def _home() -> Iterator[Path]:
 
 def _remember(name: str, folder: Path) -> None:
     """Add a device with a hostile name to the list of paired ones, past every check on names."""
-    now = datetime.now(UTC).replace(microsecond=0)
     rights = frozenset(Right)
-    certificate = Identity.load(folder).certificate
-    Peers().add(Peer(name, certificate, rights, rights, (Address("127.0.0.1", 9),), now, now))
+    Peers().add(Peer(name, Identity.load(folder).certificate, rights, rights, (Address("127.0.0.1", 9),)))
 
 
 def _plan(text: str, folder: Path) -> Path:
@@ -203,7 +185,7 @@ def page_with_hostile_text(quick: bool) -> Found:
     """Show hostile text in every place of the page that others can write."""
     texts = (HOSTILE[1], "".join(HOSTILE[:12])) if quick else HOSTILE
     wrong: list[str] = []
-    with _browser() as browser:
+    with opened_browser() as browser:
         for text in texts:
             with _home() as folder:
                 page = browser.new_page(viewport={"width": 1100, "height": 760})
@@ -215,10 +197,10 @@ def page_with_hostile_text(quick: bool) -> Found:
 
 TRICKS = (Path(__file__).parent / "foreign_page.js").read_text(encoding="utf-8")
 _NAMES_OF_TRICKS = f"() => Object.keys({TRICKS})"
-_TRY = f"""async ([url, name]) => {{
+_TRY = f"""async ([url, name, code]) => {{
   const chat = `${{url}}/v1/chat/completions`, body = JSON.stringify({{messages: [{{role: 'user', content: 'x'}}]}});
   const tricks = {TRICKS};
-  try {{ return await tricks[name](url, chat, body); }} catch {{ return null; }}
+  try {{ return await tricks[name](url, chat, body, code); }} catch {{ return null; }}
 }}"""
 
 
@@ -250,7 +232,8 @@ def hostile_pages(quick: bool) -> Found:
     wrong: list[str] = []
     tried = 0
     words = ("--host-resolver-rules=MAP evil.test 127.0.0.1, MAP rebound.test 127.0.0.1", "--disable-popup-blocking")
-    with _home(), _served() as port, _browser(*words) as browser, HttpServer(LOOPBACK) as door:
+    with _home(), _served() as port, opened_browser(*words) as browser, HttpServer(LOOPBACK) as door:
+        code = door.keys.new_code()
         names = browser.new_page().evaluate(_NAMES_OF_TRICKS)
         tricks = names[5:9] if quick else names
         made = Made("a reply")
@@ -268,12 +251,13 @@ def hostile_pages(quick: bool) -> Found:
                 page = browser.new_page()
                 page.set_default_timeout(PATIENCE)
                 page.goto(origin)
-                read = page.evaluate(_TRY, [url, name])
+                read = page.evaluate(_TRY, [url, name, code])
                 page.context.close()
                 tried += 1
                 if read:
                     wrong.append(f"{name} from {origin.rsplit(':', 1)[0]}: read {str(read)[:60]!r}")
         wrong += [f"a page began {made.replies} replies"] if made.replies else []
+        wrong += ["a page paired a phone"] if Peers().with_phones() else []
         wrong += _rebound_page(browser, own)
         tried += 1
     return Found(tried, tuple(wrong), {"tricks": len(tricks), "origins": len(origins)})

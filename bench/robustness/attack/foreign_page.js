@@ -28,6 +28,10 @@
     fetch(`${url}/v1/models/x`, {method: 'DELETE'}).then((r) => r.text()),
   "key guessed": (url, chat, body) =>
     fetch(`${url}/status`, {headers: {Authorization: 'Bearer x'}}).then((r) => r.text()),
+  "pair by a code": (url, chat, body, code) =>
+    fetch(`${url}/phones`, {method: 'POST', headers: {'Content-Type': 'application/json'}, body: JSON.stringify({code})}).then((r) => r.text()),
+  "pair, no cors": (url, chat, body, code) =>
+    fetch(`${url}/phones`, {method: 'POST', mode: 'no-cors', body: JSON.stringify({code})}).then(() => null),
   "XMLHttpRequest": (url, chat, body) =>
     new Promise((ok) => { const x = new XMLHttpRequest(); x.open('POST', chat);
       x.onload = () => ok(x.responseText); x.onerror = () => ok(null); x.send(body); }),

@@ -1,4 +1,4 @@
-"""Search every file for typed text, and request information on paired devices without the key."""
+"""Search every file for typed text, request information on paired devices without the key, and try a phone's code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import secrets
 import select
 import sqlite3
 import subprocess
@@ -14,19 +15,25 @@ import tempfile
 import termios
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from bench.robustness.attack.harness import Attack, Found
+from edgellm.http.middleware import HttpConfig, Keys
+from edgellm.http.server import HttpServer
 from edgellm.rpc.address import Address
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.storage import History
 from testkit import ROOT
 from testkit.processes.http_server import serving
 
+_API = "a" * 43
 PHRASE = "my PIN is 4711 zebra"
 PATIENCE = 120.0  # seconds for one answer
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>])")
@@ -130,12 +137,12 @@ def _set_back(home: Path) -> None:
 def _paired(home: Path, other: Path) -> list[str]:
     """Pair the device at `home` with another one; return all text that identifies the other one."""
     here, there = Trust.load(home / "data" / "trust"), Trust.load(other / "data" / "trust")
-    now, rights = datetime.now(UTC).replace(microsecond=0), frozenset({Right.VERIFY})
+    rights = frozenset({Right.VERIFY})
     addresses = (Address.parse("192.168.77.21:50151"), Address.parse("[fd00:7::9]:50151"))
     for trust, name, certificate in (
         (here, "Grandmas attic", there.identity.certificate), (there, "desk", here.identity.certificate),
     ):  # fmt: skip
-        trust.peers.add(Peer(name, certificate, rights, rights, addresses, now, now))
+        trust.peers.add(Peer(name, certificate, rights, rights, addresses))
     device = there.identity.id
     return ["Grandmas attic", str(device), device.short, "192.168.77.21", "fd00:7::9"]
 
@@ -180,14 +187,14 @@ def paired_only(quick: bool) -> Found:
     for role in ("verifier", "worker"):
         with tempfile.TemporaryDirectory() as folder:
             home = Path(folder) / "home"
-            secrets = _paired(home, Path(folder) / "other")
+            told = _paired(home, Path(folder) / "other")
             with serving(home, "--role", role, "--port", "0", "--paired-only", "--no-announce") as (_, url):
                 for what, status, answered in _requested(url, quick):
                     tried += 1
                     open_ = re.match(r"GET /(?:page/chat.js|health|) ", what)
                     if status == 200 and not open_:
                         wrong.append(f"{role}, {what}: {status}, {answered[:100]!r}")
-                    if any(secret.casefold() in answered.casefold() for secret in secrets):
+                    if any(secret.casefold() in answered.casefold() for secret in told):
                         wrong.append(f"{role}, {what}: it names a device")
                 key = (home / "data" / "http" / "api-key").read_text().strip()
                 with urlopen(Request(f"{url}/status", headers={"Authorization": f"Bearer {key}"})) as answer:
@@ -202,17 +209,57 @@ def status_strangers(quick: bool) -> Found:
     tried, wrong = 0, []
     with tempfile.TemporaryDirectory() as folder:
         home, other = Path(folder) / "home", Path(folder) / "other"
-        secrets = _paired(home, other)
+        told = _paired(home, other)
         for words in (["--role", "verifier", "--port", "0"], ["--role", "worker", "--port", "0"], []):
             with serving(home, *words, *(["--no-announce"] if words else [])) as (_, url):
                 for what, _, answered in _requested(url, quick):
                     tried += 1
-                    if any(secret.casefold() in answered.casefold() for secret in secrets):
+                    if any(secret.casefold() in answered.casefold() for secret in told):
                         wrong.append(f"{' '.join(words) or 'pair'}, {what}: it names a device: {answered[:200]!r}")
     return Found(tried, tuple(wrong))
 
 
+def _opens(port: int, code: str, path: str = "/phones", **headers: str) -> bool:
+    """Return whether a request with a phone's code is answered as its sender wants."""
+    body = json.dumps({"code": code}).encode()
+    try:
+        request = Request(f"http://127.0.0.1:{port}{path}", body, {"Content-Type": "application/json", **headers})
+        with urlopen(request, timeout=PATIENCE):
+            return True
+    except HTTPError as error:
+        error.close()
+        return False
+
+
+def _codes_tried(door: HttpServer, guesses: int) -> Iterator[tuple[str, bool]]:
+    """Yield each trial of a phone's code, and whether it did harm."""
+    opens, new = partial(_opens, door.address.port), door.keys.new_code
+    for key in ("-", _API, "x" * 43):
+        yield "a code for a stranger", opens("", "/phones/code", Authorization=f"Bearer {key}")
+    code = new()
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+        yield f"a code from {origin}", opens(code, Origin=origin)
+    with ThreadPoolExecutor(16) as several:
+        yield "a code by many at once", sum(several.map(opens, [code] * Keys.GUESSES)) != 1
+        yield from (("a code again", one) for one in several.map(opens, [code] * 64))
+        code, wrong = new(), [DeviceID(secrets.token_bytes(32)).short for _ in range(guesses)]
+        yield from (("a guess", one) for one in several.map(opens, wrong))
+    yield "the code after the guesses", opens(code)
+    with patch.object(Keys, "CODE_SECONDS", 0.0):
+        yield "a code that is too old", opens(new())
+
+
+def phone_codes(quick: bool) -> Found:
+    """Try to pair a phone without the code on the screen, or twice with it."""
+    with tempfile.TemporaryDirectory() as home, ExitStack() as opened:
+        opened.enter_context(patch.dict("os.environ", {"EDGELLM_HOME": home}))
+        door = HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(key=_API, page_key="p" * 43))
+        tried = list(_codes_tried(opened.enter_context(door), 50 if quick else 5000))
+    return Found(len(tried), tuple(name for name, harmed in tried if harmed))
+
+
 ATTACKS = (
+    Attack("phone-codes", "the code that pairs a phone: guessed, used twice or late, by others", phone_codes),
     Attack("typed-text", "a phrase typed with --no-history, off, clear or after a year, in every file", typed_text),
     Attack("paired-only", "many HTTP requests on loopback without the key, while --paired-only is on", paired_only),
     Attack("status-strangers", "names, IDs and addresses of paired devices, requested without a key", status_strangers),

@@ -1,4 +1,5 @@
-"""`edgellm pair` and `peers`: pair two devices, so that they trust each other; the paired devices and their rights."""
+"""`edgellm pair` and `peers`: pair two devices, so that they trust each other, or a phone with the page; the paired
+devices and their rights, and the phones."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from rich.text import Text
 from edgellm.cli.options import AsJson, Interfaces, completion, peer_names
 from edgellm.cli.views.console import Columns, emit_json, err, facts, format_age, one_line, say, show, size
 from edgellm.cli.views.progress import activity
-from edgellm.errors import InvalidOption, PairingFailed, VerifierUnreachable
+from edgellm.errors import InvalidOption, PairingFailed, ServerUnreachable, VerifierUnreachable
 
 if TYPE_CHECKING:
+    from edgellm.http.running_servers import RunningServer
     from edgellm.rpc.address import Address
     from edgellm.rpc.discovery.mdns import Hint
     from edgellm.rpc.discovery.peer_probe import ProbeResult
     from edgellm.rpc.trust.pairing import Code, Introduction
-    from edgellm.rpc.trust.trust import Peer, Rights, Trust
+    from edgellm.rpc.trust.trust import Peer, Phone, Rights, Trust
 
 RIGHTS = {
     "verify": ("have drafts verified by {host}", "{host} then reads the prompts and replies of {guest}"),
@@ -69,7 +71,7 @@ def pair(
     from edgellm.rpc.channel import DEFAULT_PORT
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.trust.pairing import PAIRING_PORT, Code, Introduction, join
-    from edgellm.rpc.trust.trust import Trust, checked_name
+    from edgellm.rpc.trust.trust import Peer, Trust, checked_name
 
     rights, place, given = read_grant(grant), None, words or []
     own_name = checked_name(platform.node()[:40] or "a device" if name is None else name)
@@ -87,18 +89,23 @@ def pair(
     else:
         peer = join(place or _find(code, hosts), code, trust, about)
     if as_json:
-        emit_json(_peer_row(peer, peer.granted), indent=None)
+        emit_json(_entry_row(peer), indent=None)
         return
     say("")
     err().print(Text.assemble(("paired ", "bold green"), f"with {one_line(peer.name)} ({peer.id.short})"))
+    if not isinstance(peer, Peer):
+        say(f"It has the page, and your conversations there, until `edgellm peers rm {peer.id.short}`.", style="dim")
+        return
     _print_rights(f"rights of {peer.name} here", peer.rights, "this device", peer.name)
     _print_rights("rights of this device there", peer.granted, peer.name, "this device")
     say(f"Change it with `edgellm peers grant|revoke|rename|rm {peer.id.short}`.", style="dim")
 
 
-def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
+def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as_json: bool) -> Peer | Phone:
+    from edgellm.cli.http_serving import show_phone_code
     from edgellm.rpc.discovery.mdns import ServiceKind, announce, code_number, new_instance
     from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Code, PairingWindow
+    from edgellm.rpc.trust.trust import Phone
 
     if not hosts:
         raise PairingFailed(
@@ -106,11 +113,13 @@ def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as
         )
     instance = new_instance()
     code = Code.new(code_number(instance))
+    known, page = {one.id for one in trust.peers.with_phones()}, _page_code()
     with PairingWindow(trust, code, about, WINDOW_SECONDS) as window:
         places = window.open(hosts, port)
         with announce(ServiceKind.PAIRING, trust.identity.id.short, places[0].port, hosts, instance):
             if as_json:
-                emit_json({"code": str(code), "addresses": [str(place) for place in places],
+                link = None if page is None else f"{page[0].url}/#pair={page[1]}"
+                emit_json({"code": str(code), "addresses": [str(place) for place in places], "page": link,
                            "seconds": WINDOW_SECONDS, "grants": sorted(about.rights)}, indent=None)  # fmt: skip
             else:
                 say("On the other device, run:")
@@ -118,9 +127,31 @@ def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as
                 say(f"or, if it does not find this device:  edgellm pair {places[0]} {code}\n", style="dim")
                 _print_rights("rights of the other device here", about.rights, "this device", "the other device")
                 say("The code is valid for two minutes and one guess. Ctrl-C cancels it.", style="dim")
+                if page is None:
+                    say("For a phone, which needs the page alone, run: edgellm serve --http-host 0.0.0.0", style="dim")
+                else:
+                    show_phone_code(*page)
             while True:
                 with suppress(TimeoutError):
                     return window.wait(0.5)  # short waits let Ctrl-C be heard
+                for one in trust.peers.with_phones():
+                    if one.id not in known and isinstance(one, Phone):
+                        return one
+
+
+def _page_code() -> tuple[RunningServer, str, float] | None:
+    """Return a server of this user whose page phones can reach, a code for one of them, and how many seconds it is
+    valid; None without such a server."""
+    from edgellm.http.running_servers import running_servers
+    from edgellm.rpc.address import Address
+
+    for server in running_servers():
+        with suppress(ServerUnreachable):
+            if not Address(server.host, server.port).loopback:
+                status, answer = server.ask("POST", "/phones/code")
+                if status == 200:
+                    return server, answer["code"], answer["seconds"]
+    return None
 
 
 def _find(code: Code, hosts: Sequence[str]) -> Address:
@@ -166,11 +197,19 @@ def _print_rights(title: str, rights: Iterable[str], host: str, guest: str) -> N
     err().print(facts(rows))
 
 
-def _peer_row(peer: Peer, there: Rights) -> dict[str, Any]:
-    return {
-        "name": peer.name, "id": str(peer.id), "short": peer.id.short, "may_here": sorted(peer.rights),
-        "may_there": sorted(there), "addresses": [str(address) for address in peer.addresses],
-        "cards": [str(card) for card in peer.cards], "wakes": peer.wakes,
+def _entry_row(entry: Peer | Phone) -> dict[str, Any]:
+    from edgellm.rpc.trust.trust import Peer
+
+    row: dict[str, Any] = {"name": entry.name, "id": str(entry.id), "short": entry.id.short}
+    row |= {"paired": entry.paired.isoformat(), "last_seen": entry.seen.isoformat(), "there": False}
+    if not isinstance(entry, Peer):
+        return row | dict.fromkeys(("address", "round_trip_ms", "version", "trouble")) | {
+            "kind": "phone", "may_here": ["page"], "may_there": [], "addresses": [], "offers": [],
+        }  # fmt: skip
+    return row | {
+        "kind": "device", "may_here": sorted(entry.rights), "may_there": sorted(entry.granted),
+        "addresses": [str(address) for address in entry.addresses], "cards": [str(card) for card in entry.cards],
+        "wakes": entry.wakes,
     }  # fmt: skip
 
 
@@ -190,22 +229,22 @@ def peers(
     interface: Interfaces = None,
     as_json: AsJson = False,
 ) -> None:
-    from edgellm.rpc.trust.trust import Peers
+    from edgellm.rpc.trust.trust import Peer, Peers
 
     if action != "list":
         peer = _named(action, device, value)
-        if action == "wake" and value is None:
+        if action == "wake" and value is None and isinstance(peer, Peer):
             _wake(peer, wait, interface, as_json)
         else:
             _change(action, peer, value, as_json)
     elif device is not None:
         raise InvalidOption(f"`peers {action}` takes no device.", "Leave it out: edgellm peers")
     else:
-        _list(Peers().all(), interface, ask, as_json)
+        _list(Peers().with_phones(), interface, ask, as_json)
 
 
-def _named(action: Action, device: str | None, value: str | None) -> Peer:
-    """Return the device that an action names. Raise InvalidOption without one, or with the wrong number of words."""
+def _named(action: Action, device: str | None, value: str | None) -> Peer | Phone:
+    """Return what an action names. Raise InvalidOption where it is nothing, or the number of words is wrong."""
     from edgellm.rpc.trust.trust import Peers
 
     example = f"For example: edgellm peers {_EXAMPLES[action]}"
@@ -216,7 +255,7 @@ def _named(action: Action, device: str | None, value: str | None) -> Peer:
     if (value is None) is not (action == "rm") and action != "wake":
         what = "needs a value" if value is None else "takes no value"
         raise InvalidOption(f"`peers {action} {device}` {what}.", example)
-    return Peers().find(device)
+    return Peers().find_any(device)
 
 
 def _wake(peer: Peer, seconds: float, interface: list[str] | None, as_json: bool) -> None:
@@ -251,17 +290,18 @@ def _wake(peer: Peer, seconds: float, interface: list[str] | None, as_json: bool
         say(f"{peer.name} answers at {address}.", style="bold green")
 
 
-def _change(action: Action, peer: Peer, value: str | None, as_json: bool) -> None:
-    from edgellm.rpc.trust.trust import Peers
+def _change(action: Action, peer: Peer | Phone, value: str | None, as_json: bool) -> None:
+    from edgellm.rpc.trust.trust import Peer, Peers
 
     store = Peers()
     if action == "rm":
         store.remove(peer.id)
         say(f"{peer.name} ({peer.id.short}) is unpaired; its requests here end.")
-        say("Unpair this device there too, with edgellm peers rm, so that it is not asked any more.", style="dim")
+        if isinstance(peer, Peer):
+            say("Unpair this device there too, with edgellm peers rm, so that it is not asked any more.", style="dim")
     elif action == "rename":
-        new = store.rename(peer.id, value or "")
-        say(f"{peer.name} ({peer.id.short}) is now called {new.name} here.")
+        renamed = store.rename(peer.id, value or "")
+        say(f"{peer.name} ({peer.id.short}) is now called {renamed.name} here.")
     elif action == "wake":
         new = store.wake(peer.id, value == "on")
         say(f"{peer.name} is {'' if new.wakes else 'not '}woken up by itself when a reply wants it to verify.")
@@ -269,20 +309,22 @@ def _change(action: Action, peer: Peer, value: str | None, as_json: bool) -> Non
         new = (store.grant if action == "grant" else store.revoke)(peer.id, read_grant(value or ""))
         say(f"The rights of {peer.name} ({peer.id.short}) here: {', '.join(sorted(new.rights)) or 'none'}.")
     if as_json:
-        now = store.get(peer.id)
+        now = next((one for one in store.with_phones() if one.id == peer.id), None)
         emit_json({"id": str(peer.id), "name": now.name if now else peer.name, "paired": now is not None,
-                   "may_here": sorted(now.rights) if now else []})  # fmt: skip
+                   "may_here": _entry_row(now)["may_here"] if now else []})  # fmt: skip
 
 
-def _list(known: Sequence[Peer], interface: list[str] | None, ask: bool, as_json: bool) -> None:
+def _list(known: Sequence[Peer | Phone], interface: list[str] | None, ask: bool, as_json: bool) -> None:
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
-    from edgellm.rpc.trust.trust import Trust
+    from edgellm.rpc.trust.trust import Peer, Trust
 
-    answers = [ProbeResult(peer, None, None) for peer in known]
-    if ask and known:
-        answers = probe_peers(Trust.load(), known, chosen_hosts(interface or ()))
-    rows = [_row(answer) for answer in answers]
+    peers = [one for one in known if isinstance(one, Peer)]
+    answers = [ProbeResult(peer, None, None) for peer in peers]
+    if ask and peers:
+        answers = probe_peers(Trust.load(), peers, chosen_hosts(interface or ()))
+    asked = {answer.peer.id: _row(answer) for answer in answers}
+    rows = [asked.get(one.id) or _entry_row(one) for one in known]
     columns = _COLUMNS if ask else {**_COLUMNS, " round trip": lambda _: "not asked"}
     show(rows, columns, as_json, empty="No device is paired with this one. Pair one with: edgellm pair", fold="offers")
     for row in rows:
@@ -296,8 +338,8 @@ def _row(answer: ProbeResult) -> dict[str, Any]:
         {"role": one.role, "model": one.model, "size": one.size, "vocabulary": one.vocabulary}
         for one in (there.offers if there is not None else ())
     ]
-    return _peer_row(peer, peer.granted if there is None else there.rights) | {
-        "paired": peer.paired.isoformat(), "last_seen": peer.seen.isoformat(), "there": there is not None,
+    return _entry_row(peer) | {
+        "may_there": sorted(peer.granted if there is None else there.rights), "there": there is not None,
         "address": None if there is None else str(there.address),
         "round_trip_ms": None if there is None else round(there.seconds * 1e3, 3),
         "version": None if there is None else there.version, "offers": offers,

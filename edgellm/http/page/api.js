@@ -15,26 +15,43 @@ const MAX_OUTLIVING = 20_000; // characters; browsers allow 64 KiB
 export const GONE = "The server does not answer. Check that it is still running.";
 
 // The link that `edgellm serve` prints ends in the page's key, which also opens the conversations. It stays in this
-// browser; an API key that was typed stays in the tab.
-function takeKeyFromLink() {
-  const found = /^#key=([!-~]+)$/.exec(location.hash);
-  if (!found) return;
-  storage.set("page-key", found[1]);
+// browser; an API key that was typed stays in the tab. A link for a phone ends in a code, for which it gets a key.
+function takeFromLink() {
+  const [, kind, value] = /^#(key|pair)=([!-~]+)$/.exec(location.hash) ?? [];
+  if (!kind) return "";
   history.replaceState(null, "", location.pathname);
+  if (kind === "key") storage.set("page-key", value);
+  return kind === "pair" ? value : "";
 }
-takeKeyFromLink();
-addEventListener("hashchange", () => location.hash.startsWith("#key=") && location.reload());
+export const linkedCode = takeFromLink();
+addEventListener("hashchange", () => /^#(key|pair)=/.test(location.hash) && location.reload());
 
-export const hasPageKey = () => storage.get("page-key", null) !== null;
+const pageKey = () => storage.get("page-key", null);
+export const hasPageKey = () => pageKey() !== null;
 export const forgetPageKey = () => storage.set("page-key", null);
 
+// Keeps a key that this browser was given; returns false where it can be kept for the tab alone.
+export function keepPageKey(key) {
+  storage.set("page-key", key);
+  if (pageKey() === key) sessionStorage.removeItem("edgellm-key");
+  else sessionStorage.setItem("edgellm-key", key);
+  return pageKey() === key;
+}
+
 function headers() {
-  const key = sessionStorage.getItem("edgellm-key") ?? storage.get("page-key", null);
+  const key = sessionStorage.getItem("edgellm-key") ?? pageKey();
   return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
 }
 
+const UNPAIRED = "This page is not paired with the computer yet.";
+const REVOKED = "This page is not paired any more: the computer does not accept its key.";
+const WRONG = "The computer does not accept this key.";
+
+// Shows or hides the field for a code or a key. What it says stays while it is shown.
 export function askForKey(wanted) {
-  byId("key-form").hidden = !wanted;
+  const form = byId("key-form");
+  if (wanted && form.hidden) byId("key-why").textContent = sessionStorage.getItem("edgellm-key") ? WRONG : hasPageKey() ? REVOKED : UNPAIRED;
+  form.hidden = !wanted;
 }
 
 async function errorOf(response) {
@@ -42,7 +59,10 @@ async function errorOf(response) {
   try {
     error = JSON.parse(await response.text()).error ?? {};
   } catch { /* not JSON: the status says what there is to say */ }
-  if (response.status === 401 && error.code !== "page_key_required") askForKey(true);
+  if (error.code === "invalid_api_key") {
+    askForKey(true);
+    error.message = "The computer does not accept this page's key. Pair the page below, then try again.";
+  }
   return new ServerError(error.message ?? `The server answered with status ${response.status}.`, response.status,
     error.code ?? "");
 }
@@ -69,8 +89,7 @@ export async function call(method, path, body) {
 
 // Conversations need the page's key, whatever key was typed for the rest.
 export async function callWithPageKey(method, path, body) {
-  const key = storage.get("page-key", "");
-  const response = await request(method, path, body, { more: { Authorization: `Bearer ${key}` }, outlives: method !== "GET" });
+  const response = await request(method, path, body, { more: { Authorization: `Bearer ${pageKey() ?? ""}` }, outlives: method !== "GET" });
   return response.status === 204 ? null : response.json();
 }
 

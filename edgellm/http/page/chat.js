@@ -7,6 +7,7 @@ import { Conversation } from "./conversation.js";
 import { verifierName, watchServer } from "./devices.js";
 import { announce, byId, storage, toast } from "./dom.js";
 import { Library } from "./library.js";
+import { startPairing } from "./pairing.js";
 import { startPanels } from "./panels.js";
 import { hideDetails, Marks, showLegend } from "./provenance.js";
 import {
@@ -193,15 +194,11 @@ library.onRenamed = (id, name, when) => {
 };
 byId("new").addEventListener("click", () => show(null));
 byId("colours").addEventListener("change", toggleColours);
-byId("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  sessionStorage.setItem("edgellm-key", byId("key").value.trim());
-  byId("key-form").hidden = true;
-});
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && controller && !document.body.matches(".left, .right")) controller.abort();
 });
 if (storage.get("coloured", false)) toggleColours();
+startPairing();
 startPanels();
 startSettings();
 showAll();

@@ -67,6 +67,7 @@ async function poll(onStatus) {
     await call("GET", "/health");
     const status = ofChosen(await call("GET", "/status"));
     askForKey(false);
+    byId("gone").hidden = true;
     showDevices(status);
     if (status.mesh) showMesh(status.mesh);
     else showPlan(status.plan);
@@ -74,7 +75,8 @@ async function poll(onStatus) {
     showState(away ? `${verifierName(status)} is away` : "ready", !away);
     onStatus(status);
   } catch (error) {
-    showState(error.status === 401 ? "the API key is missing" : error.status ? error.message : "the server is gone", false);
+    byId("gone").hidden = Boolean(error.status);
+    showState(error.status === 401 ? "not paired" : error.status ? error.message : "the server is gone", false);
   }
 }
 

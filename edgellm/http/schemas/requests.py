@@ -29,6 +29,13 @@ class UnloadRequest(RequestModel):
     model: str = Field(max_length=500, description="The name from /v1/models.")
 
 
+class PhoneIn(RequestModel):
+    """A phone that asks for a key, by the code on the computer's screen."""
+
+    code: str = Field(max_length=20)
+    name: str = Field("", max_length=200)
+
+
 class StreamOptions(RequestModel):
     include_usage: bool = Field(False, description="Send the usage in a last chunk, which has no choices.")
 

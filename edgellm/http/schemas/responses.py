@@ -53,6 +53,11 @@ class Unloaded(BaseModel):
     unloaded: bool = Field(description="false: requests use it, and it is removed after them.")
 
 
+class PhoneOut(BaseModel):
+    name: str
+    key: str
+
+
 FIGURES = (
     "finish_reason", "stopped_by", "seed", "rounds", "tokens_per_round", "drafted", "share_verified",
     "share_verified_thinking", "acceptance_rate", "mean_acceptance_length", "verifier_passes_per_token",

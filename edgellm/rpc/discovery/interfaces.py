@@ -52,8 +52,8 @@ def interfaces() -> list[Interface]:
 
 def own_hosts() -> frozenset[str]:
     """Return every address of this machine, IPv4 and IPv6."""
-    found = {address.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return frozenset(found)
+    found = [one for addresses in psutil.net_if_addrs().values() for one in addresses if one.family != psutil.AF_LINK]
+    return frozenset(one.address.partition("%")[0] for one in found)
 
 
 def chosen_hosts(names: Sequence[str] = ()) -> list[str]:

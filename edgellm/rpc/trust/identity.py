@@ -33,9 +33,9 @@ _SHORT_LENGTH = 7  # characters of the short form, without its check character
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeviceID:
-    """The SHA-256 of a certificate's DER bytes. Two devices are the same exactly when these are equal. The full form is
-    in hex. The short form, for screens, is 7 characters and a check character: 35 bits are enough to distinguish a
-    user's devices, but not a basis for trust."""
+    """The SHA-256 of a certificate's DER bytes, or of a phone's key. Two devices are the same exactly when these are
+    equal. The full form is in hex. The short form, for screens, is 7 characters and a check character: 35 bits are
+    enough to distinguish a user's devices, but not a basis for trust."""
 
     digest: bytes
 

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Self
 
@@ -353,10 +352,10 @@ def read_introduction(certificate: Certificate, words: bytes, rights: Rights, ho
     seen = [Address(host, addresses[0].port)] if addresses and host else []
     # any program of this machine may listen on loopback, so such addresses count only once the device was seen there
     addresses = [address for address in dict.fromkeys([*seen, *addresses]) if not address.loopback]
-    name, now = printable_name(introduction.name, certificate.id), datetime.now(UTC).replace(microsecond=0)
-    granted = read_rights(introduction.rights)
-    cards = read_cards(introduction.cards)
-    return Peer(name, certificate, rights, granted, tuple(addresses)[:MAX_ADDRESSES], now, now, cards)
+    return Peer(
+        printable_name(introduction.name, certificate.id), certificate, rights, read_rights(introduction.rights),
+        tuple(addresses)[:MAX_ADDRESSES], cards=read_cards(introduction.cards),
+    )  # fmt: skip
 
 
 async def _refuse(stream: Context, error: EdgeError | TimeoutError) -> NoReturn:

@@ -1,5 +1,5 @@
-"""This device's identity and its paired devices, with the rights of each here and the addresses where it was last seen;
-and the TLS credentials that follow from them.
+"""This device's identity and its paired devices, with the rights of each here and the addresses where it was last seen,
+and phones with the page; and the TLS credentials that follow from them.
 
 gRPC checks a certificate against the paired ones, which are its only roots. That alone is not relied on: the server
 checks the fingerprint of the client's certificate for every call (`auth_interceptor`), and as gRPC does not let a
@@ -8,16 +8,17 @@ client see the server's certificate, the server proves its identity with a signa
 from __future__ import annotations
 
 import json
+import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from time import sleep
-from typing import Any, Self
+from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
 
@@ -59,25 +60,44 @@ def read_cards(texts: Iterable[str]) -> tuple[NetworkCard, ...]:
     return tuple(found)
 
 
+def now() -> datetime:
+    """Return the time as the list has it: UTC, to the second."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A paired device. `rights` is what it may do here, `granted` what this device may do there, as of the last
-    handshake. `paired` and `seen` are UTC, to the second; the newest address and card come first.
+    handshake. `paired` and `seen` are as by `now`; the newest address and card come first.
     `wakes`: this device wakes it up for a reply."""
 
     name: str
     certificate: Certificate
-    rights: Rights
-    granted: Rights
-    addresses: tuple[Address, ...]
-    paired: datetime
-    seen: datetime
+    rights: Rights = frozenset()
+    granted: Rights = frozenset()
+    addresses: tuple[Address, ...] = ()
+    paired: datetime = field(default_factory=now)
+    seen: datetime = field(default_factory=now)
     cards: tuple[NetworkCard, ...] = ()
     wakes: bool = True
 
     @property
     def id(self) -> DeviceID:
         return self.certificate.id
+
+
+@dataclass(frozen=True, slots=True)
+class Phone:
+    """A phone, or another browser, with a key to the page, of which `id` is the hash. Times are as in `Peer`."""
+
+    name: str
+    id: DeviceID
+    paired: datetime = field(default_factory=now)
+    seen: datetime = field(default_factory=now)
+
+
+Known: TypeAlias = dict[DeviceID, Peer | Phone]
+_Entry = TypeVar("_Entry", Peer, Phone, Peer | Phone)
 
 
 class Peers:
@@ -89,52 +109,59 @@ class Peers:
         self.path = (folder or trust_folder()) / "peers.json"
         self._lock = threading.Lock()
         self._stamp: tuple[int, ...] | None = None
-        self._known: dict[DeviceID, Peer] = {}
+        self._known: Known = {}
 
     def all(self) -> list[Peer]:
         """Return the devices, sorted by name."""
-        return sorted(self._read().values(), key=lambda peer: peer.name.casefold())
+        return [one for one in self.with_phones() if isinstance(one, Peer)]
+
+    def with_phones(self) -> list[Peer | Phone]:
+        """Return the devices and the phones, sorted by name."""
+        return sorted(self._read().values(), key=lambda one: one.name.casefold())
 
     def get(self, device: DeviceID) -> Peer | None:
-        return self._read().get(device)
+        return found if isinstance(found := self._read().get(device), Peer) else None
+
+    def phone(self, key: str) -> Phone | None:
+        """Return the phone with this key."""
+        return found if isinstance(found := self._read().get(DeviceID.of(key.encode())), Phone) else None
 
     def find(self, text: str) -> Peer:
         """Return the device that a user means by a name, a short ID or a full ID. Raise NotPaired without one."""
-        peers = self.all()
-        asked = text.strip().casefold()
-        found = [peer for peer in peers if peer.name.casefold() == asked] or [
-            peer for peer in peers if str(peer.id) == asked
-        ]
-        with suppress(InvalidOption):
-            found = found or [peer for peer in peers if peer.id.short == parse_short(text)]
-        if len(found) == 1:
-            return found[0]
-        names = ", ".join(peer.name for peer in peers)
-        if found:
-            raise NotPaired(f"{text!r} is the short ID of several devices.", f"Use a name: {names}.")
-        known = f"Paired devices: {names}." if names else "Pair one with: edgellm pair"
-        raise NotPaired(f"No paired device is called {text!r}.", known)
+        return _found(text, self.all())
+
+    def find_any(self, text: str) -> Peer | Phone:
+        """Return the device or the phone that a user means, as `find` does."""
+        return _found(text, self.with_phones())
 
     def add(self, peer: Peer) -> Peer:
         """Put a device on the list, replacing its old entry; if another device has its name, append a number to it."""
         with self._changing() as known:
-            others = {other.name.casefold() for other in known.values() if other.id != peer.id}
-            known[peer.id] = replace(peer, name=_unique_name(peer.name, others))
-            return known[peer.id]
+            return _put(known, peer)
+
+    def add_phone(self, name: str, earlier: Phone | None = None) -> tuple[Phone, str]:
+        """Put a phone on the list, in place of its `earlier` entry, whose name it keeps; return it, and its key, of
+        which only the hash is stored."""
+        key = secrets.token_urlsafe(32)
+        device = DeviceID.of(key.encode())
+        with self._changing() as known:
+            before = None if earlier is None else known.pop(earlier.id, None)
+            name = printable_name(name, device) if before is None else before.name
+            return _put(known, Phone(name, device)), key
 
     def remove(self, device: DeviceID) -> None:
         """Remove a device from the list, for every process at once. Raise NotPaired if it is not there."""
         with self._changing() as known:
             del known[_require(known, device).id]
 
-    def rename(self, device: DeviceID, name: str) -> Peer:
+    def rename(self, device: DeviceID, name: str) -> Peer | Phone:
         """Rename a device. Raises NotPaired if it is not on the list, InvalidOption if the name is bad or taken."""
         wanted = checked_name(name)
         with self._changing() as known:
             if wanted.casefold() in {other.name.casefold() for other in known.values() if other.id != device}:
                 raise InvalidOption(f"Another device is called {wanted!r}.", "Choose another name.")
-            known[device] = replace(_require(known, device), name=wanted)
-            return known[device]
+            known[device] = renamed = replace(_require(known, device), name=wanted)
+            return renamed
 
     def grant(self, device: DeviceID, rights: Iterable[Right]) -> Peer:
         """Grant a device rights here. Raises NotPaired if it is not on the list."""
@@ -154,37 +181,50 @@ class Peers:
     ) -> None:  # fmt: skip
         """Record that the device was seen now, its `address` to listen at, the rights that it has `granted`, and its
         `cards`. Ignore an unknown device, and errors of the file."""
-        now = datetime.now(UTC).replace(microsecond=0)
+        when = now()
 
         def updated(peer: Peer) -> Peer:
             newest = () if address is None else (address,)
             addresses = tuple(dict.fromkeys([*newest, *peer.addresses]))[:MAX_ADDRESSES]
             known = tuple(dict.fromkeys([*cards, *peer.cards]))[:MAX_ADDRESSES]
             rights = peer.granted if granted is None else granted
-            return replace(peer, seen=now, addresses=addresses, granted=rights, cards=known)
+            return replace(peer, seen=when, addresses=addresses, granted=rights, cards=known)
 
         with suppress(EdgeError):
             peer = self.get(device)
             if peer is not None and (
-                replace(updated(peer), seen=peer.seen) != peer or abs(now - peer.seen) >= _SEEN_AGAIN
+                replace(updated(peer), seen=peer.seen) != peer or abs(when - peer.seen) >= _SEEN_AGAIN
             ):
                 self._edit(device, updated)
 
+    def record_used(self, phone: Phone) -> None:
+        """Record that a phone asks now. Ignore one that was removed meanwhile, and errors of the file."""
+        if abs((when := now()) - phone.seen) >= _SEEN_AGAIN:
+            with suppress(EdgeError), self._changing() as known:
+                known[phone.id] = replace(_require(known, phone.id), seen=when)
+
     def _edit(self, device: DeviceID, change: Callable[[Peer], Peer]) -> Peer:
         with self._changing() as known:
-            known[device] = change(_require(known, device))
-            return known[device]
+            if not isinstance(found := _require(known, device), Peer):
+                raise InvalidOption(
+                    f"{found.name} is a phone, which has the page, and nothing else to grant, revoke or wake.",
+                    f"Take the page from it with: edgellm peers rm {found.id.short}",
+                )
+            known[device] = changed = change(found)
+            return changed
 
     @contextmanager
-    def _changing(self) -> Iterator[dict[DeviceID, Peer]]:
+    def _changing(self) -> Iterator[Known]:
         """Yield a copy of the list, which becomes the list; not if it cannot be changed."""
         with lock_folder(self.path.parent):
             known = dict(self._read())
             yield known
-            rows = [_row(peer) for peer in known.values()]
-            write_private(self.path, json.dumps({"version": 1, "peers": rows}, indent=1).encode() + b"\n")
+            rows: dict[str, Any] = {"version": 1, "peers": [], "phones": []}
+            for one in known.values():
+                rows["peers" if isinstance(one, Peer) else "phones"].append(_row(one))
+            write_private(self.path, json.dumps(rows, indent=1).encode() + b"\n")
 
-    def _read(self) -> dict[DeviceID, Peer]:
+    def _read(self) -> Known:
         stamp: tuple[int, ...] = ()
         with suppress(OSError):
             found = self.path.stat()
@@ -212,7 +252,29 @@ def printable_name(name: str, device: DeviceID) -> str:
     return printable or device.short
 
 
-def _require(known: dict[DeviceID, Peer], device: DeviceID) -> Peer:
+def _found(text: str, entries: Sequence[_Entry]) -> _Entry:
+    """Return the one of `entries` that a user means by a name, a short ID or a full ID. Raise NotPaired without one."""
+    asked = text.strip().casefold()
+    found = [one for one in entries if one.name.casefold() == asked] or [one for one in entries if str(one.id) == asked]
+    with suppress(InvalidOption):
+        found = found or [one for one in entries if one.id.short == parse_short(text)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(one.name for one in entries)
+    if found:
+        raise NotPaired(f"{text!r} is the short ID of several devices.", f"Use a name: {names}.")
+    known = f"Paired devices: {names}." if names else "Pair one with: edgellm pair"
+    raise NotPaired(f"No paired device is called {text!r}.", known)
+
+
+def _put(known: Known, entry: _Entry) -> _Entry:
+    """Put an entry on the list, its name with a number if another one has it."""
+    others = {other.name.casefold() for other in known.values() if other.id != entry.id}
+    known[entry.id] = named = replace(entry, name=_unique_name(entry.name, others))
+    return named
+
+
+def _require(known: Known, device: DeviceID) -> Peer | Phone:
     if device not in known:
         raise NotPaired(f"The device {device.short} is not paired.", "List the paired devices: edgellm peers")
     return known[device]
@@ -226,26 +288,32 @@ def _unique_name(name: str, taken: set[str]) -> str:
     return candidate
 
 
-def _row(peer: Peer) -> dict[str, Any]:
-    return {
-        "name": peer.name,
-        "id": str(peer.id),  # shown to people; the certificate counts
+def _row(peer: Peer | Phone) -> dict[str, Any]:
+    row = {"name": peer.name, "id": str(peer.id), "paired": peer.paired.isoformat(), "seen": peer.seen.isoformat()}
+    if isinstance(peer, Phone):
+        return row
+    return row | {  # the certificate counts, and the ID is for people
         "certificate": peer.certificate.pem.decode(),
         "rights": sorted(peer.rights), "granted": sorted(peer.granted), "addresses": list(map(str, peer.addresses)),
-        "paired": peer.paired.isoformat(), "seen": peer.seen.isoformat(), "cards": list(map(str, peer.cards)),
-        "wakes": peer.wakes,
+        "cards": list(map(str, peer.cards)), "wakes": peer.wakes,
     }  # fmt: skip
 
 
-def _peers(data: bytes, path: Path) -> dict[DeviceID, Peer]:
+def _peers(data: bytes, path: Path) -> Known:
     try:
-        peers = [_peer(row) for row in json.loads(data)["peers"]]
+        found = json.loads(data)
+        known: list[Peer | Phone] = [*map(_peer, found["peers"]), *map(_phone, found.get("phones", ()))]
     except MALFORMED as error:
         raise TrustUnusable(
             f"The list of paired devices in {path} is damaged: {error}.",
             "Move the file away, and pair the devices again; until then no device is trusted.",
         ) from None
-    return {peer.id: peer for peer in peers}
+    return {one.id: one for one in known}
+
+
+def _phone(row: dict[str, Any]) -> Phone:
+    device = DeviceID(bytes.fromhex(row["id"]))
+    return Phone(checked_name(row["name"]), device, _utc(row["paired"]), _utc(row["seen"]))
 
 
 def _peer(row: dict[str, Any]) -> Peer:

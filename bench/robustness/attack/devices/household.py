@@ -9,11 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Peer, Trust, read_rights
 from testkit import ROOT, free_port, until_listening
 
@@ -46,8 +44,9 @@ def household(rights: str = "files", *options: str, host: str = "127.0.0.1") -> 
             Trust.load(folder / who / "data" / "trust") for who in ("worker", "owner", "attacker")
         )
         for trust, granted in ((owner, "compute files"), (attacker, rights)):
-            worker.peers.add(_peer(trust.identity, "device", granted))
-            trust.peers.add(_peer(worker.identity, "desk", granted))
+            held = read_rights(granted.split())
+            worker.peers.add(Peer("device", trust.identity.certificate, held, held))
+            trust.peers.add(Peer("desk", worker.identity.certificate, held, held))
             trust.peers.record_seen(worker.identity.id, Address(host, port))
         words = ("serve", "--role", "worker", "--host", host, "--port", str(port), "--paired-only", "--no-announce")
         process = subprocess.Popen(
@@ -61,8 +60,3 @@ def household(rights: str = "files", *options: str, host: str = "127.0.0.1") -> 
         finally:
             process.kill()
             process.wait()
-
-
-def _peer(identity: Identity, name: str, rights: str) -> Peer:
-    now, held = datetime.now(UTC).replace(microsecond=0), read_rights(rights.split())
-    return Peer(name, identity.certificate, held, held, (), now, now)

@@ -63,10 +63,9 @@ class Own:
 def sound_home(home: Path) -> None:
     """Fill the home that EDGELLM_HOME names with a valid file of every kind."""
     here, there = Trust.load(), Trust.load(home / "there")
-    now = datetime.now(UTC).replace(microsecond=0)
     verify = frozenset({Right.VERIFY})
-    place = Address.parse("192.168.7.21:50151")
-    here.peers.add(Peer("desk", there.identity.certificate, verify, verify, (place,), now, now))
+    here.peers.add(Peer("desk", there.identity.certificate, verify, verify, (Address.parse("192.168.7.21:50151"),)))
+    here.peers.add_phone("iPhone")
     shutil.rmtree(home / "there")
     config = home / "config" / "config.toml"
     config.parent.mkdir()
@@ -74,7 +73,7 @@ def sound_home(home: Path) -> None:
     History().add("Where is my mug?", "On the shelf.")
     typed_lines().add("Where is my mug?", "")
     set_max_age(None)
-    Conversations().save(Conversation("00000000", now, (("user", "Where?"), ("assistant", "Here."))))
+    Conversations().save(Conversation("00000000", datetime.now(UTC), (("user", "Where?"), ("assistant", "Here."))))
     draft, verifier = MODELS / "draft.gguf", MODELS / "verifier.gguf"
     profile = profile_path(fingerprint(draft), fingerprint(verifier))
     write_state(profile, (MODELS / "profile.json").read_bytes())
