@@ -135,8 +135,7 @@ class Keys:
 
     def opens_page(self, client: HTTPConnection) -> bool:
         """Return whether a client shows the page's key or a phone's."""
-        key = bearer_token(client.headers.getlist("authorization"))
-        return self.is_page(key) or self.phone(key) is not None
+        return self.is_page(key := bearer_token(client.headers.getlist("authorization"))) or self.phone(key) is not None
 
     def is_anonymous(self, client: HTTPConnection) -> bool:
         """Return whether a client shows no key, and so learns nothing about other devices."""

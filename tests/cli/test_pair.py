@@ -18,9 +18,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from edgellm.cli.commands import peers as command
-from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.peer_probe import probe_address
-from edgellm.rpc.trust.trust import Peers, Right, Trust
+from edgellm.rpc.trust.trust import Peers, Trust
 from tests.cli.conftest import Edge
 from tests.cli.serving import ROOT, Served
 from tests.rpc.strangers import befriend
@@ -184,22 +182,6 @@ def test_with_paired_only_http_asks_for_the_key_on_loopback_too(served: Served, 
     with urlopen(Request(f"{url}/status", headers={"Authorization": f"Bearer {file.read_text().strip()}"})) as answer:
         (device,) = json.loads(answer.read())["devices"]
     assert device["short"] == Trust.load().identity.id.short
-
-
-def test_layers_are_computed_by_a_paired_device_that_is_named(edge: Edge, tmp_path: Path) -> None:
-    home, split = tmp_path / "desk", ("--split", "here:1-6,other:7-12")
-    words = ("mesh", "run", "edgellm-verifier", "Where is my mug?", *split, "--max-tokens", "4")
-    with serving(home, "--role", "worker", "-m", "edgellm-verifier") as served:
-        here, there = Trust.load(), Trust.load(home / "data" / "trust")
-        probe_address(here, Address.parse(served.address))  # from now on it is known where it is
-        there.peers.revoke(here.identity.id, [Right.COMPUTE])
-        probe_address(here, Address.parse(served.address))
-        edge(*words).told("does not allow this device to have layers computed", code=1)
-        there.peers.grant(here.identity.id, [Right.COMPUTE])
-        done = edge(*words).told()
-        assert any(line.startswith("other") and " 7-12 " in line for line in done.err.splitlines())
-        served.wait_for("Loading layers 7-12")
-        assert "A device was lost" not in done.err
 
 
 def test_doctor_prints_what_it_finds_and_what_to_do(edge: Edge) -> None:

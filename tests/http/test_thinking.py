@@ -97,20 +97,6 @@ def test_what_requests_and_the_server_ask_for() -> None:
     assert asked(reasoning_effort="high") == (None, {"reasoning_effort": "high"})
 
 
-def test_arguments_of_the_template_are_passed_on(serve: Serve) -> None:
-    pair, ask, _ = serve("opened")
-    sizes = {
-        len(pair.prompt_ids(QUESTION, ReplyOptions(template_args={"enable_thinking": thinks}))) for thinks in (0, 1)
-    }
-    seen = {
-        ask("POST", CHAT, conversation(max_tokens=2, chat_template_kwargs={"enable_thinking": thinks}))
-        .json["usage"]["prompt_tokens"]
-        for thinks in (False, True)
-    }  # fmt: skip
-    assert seen == sizes
-    assert len(sizes) == 2
-
-
 @pytest.mark.parametrize(
     ("template", "path", "more", "ignored"),
     [

@@ -16,7 +16,7 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.errors import InvalidOption, ProtocolError, VocabularyMismatch
+from edgellm.errors import InvalidOption, ProtocolError
 from edgellm.llm import AUTO, LLM
 from edgellm.llm.messages import chat_ids, draft_ids
 from edgellm.rpc.address import Address
@@ -102,27 +102,6 @@ def test_the_default_draft_model_is_left_out(home: Path, retokenized: Retokenize
         assert ids(other.reply(case(1), max_tokens=12)) == wanted
 
 
-def test_a_second_connection_fetches_nothing(
-    retokenized: Retokenized, tokenizers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draft, verifier = retokenized("other ids")
-    sent = 0
-
-    def send() -> Iterator[pb.TokenizerPart]:
-        nonlocal sent
-        sent += 1
-        yield pb.TokenizerPart(data=data, size=len(data))
-
-    with Model.load(verifier, TEXT_ONLY) as text:
-        data = tokenizer_file(text.file)
-        told = {"tokenizer": hashlib.sha256(data).digest()}
-        with scripted(text.vocabulary, lambda _rounds, _context: (), told, tokenizer=send) as address:
-            for _ in range(2):
-                LLM.open(draft, str(address), threads=1).close()
-    assert sent == 1
-    assert len(list(tokenizers.iterdir())) == 1
-
-
 def test_the_tokenizer_of_another_model_is_refused_and_not_kept(retokenized: Retokenized, tokenizers: Path) -> None:
     draft, verifier = retokenized("other ids")
     with Model.load(verifier, TEXT_ONLY) as text, Model.load(retokenized("other merges")[0], TEXT_ONLY) as other:
@@ -135,18 +114,6 @@ def test_the_tokenizer_of_another_model_is_refused_and_not_kept(retokenized: Ret
         ):
             LLM.open(draft, str(address), threads=1)
     assert list(tokenizers.iterdir()) == []
-
-
-def test_a_verifier_that_does_not_send_its_tokenizer_is_refused(retokenized: Retokenized, tokenizers: Path) -> None:
-    """It is too long, for example."""
-    draft, verifier = retokenized("other ids")
-    with (
-        Model.load(verifier, TEXT_ONLY) as text,
-        scripted(text.vocabulary, lambda _rounds, _context: ()) as address,
-        pytest.raises(VocabularyMismatch, match="does not send its tokenizer"),
-    ):
-        LLM.open(draft, str(address), threads=1)
-    assert not tokenizers.exists()
 
 
 def test_auto_takes_the_same_tokenizer_before_another_one(

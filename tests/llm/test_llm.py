@@ -12,15 +12,13 @@ import pytest
 import edgellm
 from edgellm.engine import Context, Message, Model, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.errors import InputNotText, InvalidOption, MemoryShort, ModelNotFound, PromptTooLong, VerifierUnreachable
+from edgellm.errors import InputNotText, InvalidOption, MemoryShort, ModelNotFound, PromptTooLong
 from edgellm.llm import DEFAULT, LLM, compose, generate, is_address
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Explanation, Notice, PromptProgress, Token
-from testkit.chat_traits import TRAITS
 from testkit.gguf.changed import with_sampling
-from testkit.thinking_templates import with_template
 from tests.spec.real import case, ids
 
 # --- stopping, and starting again -----------------------------------------------------------------------------------
@@ -304,11 +302,6 @@ def test_a_served_verifier_says_what_its_model_wants(sampled: tuple[Path, Path],
         assert ids(linked.reply(case(6), seed=9, max_tokens=24)) == ids(local.reply(case(6), seed=9, max_tokens=24))
 
 
-def test_nobody_at_the_address(f32_pair: tuple[Path, Path]) -> None:
-    with pytest.raises(VerifierUnreachable):
-        LLM.open(f32_pair[0], "127.0.0.1:9")
-
-
 @pytest.mark.parametrize("name", ["localhost:8000", "127.0.0.1:1", "[::1]:50051", "desk.local:65535"])
 def test_what_is_an_address(name: str) -> None:
     assert is_address(name)
@@ -356,13 +349,3 @@ def test_what_the_package_exports() -> None:
         assert getattr(edgellm, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         edgellm.nonsense  # noqa: B018
-
-
-def test_what_a_chat_template_wants_changed_is_explained(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    path = with_template(f32_pair[1], tmp_path / "model.gguf", TRAITS["no system"])
-    with LLM.open("none", path, threads=1) as alone:
-        reasons: list[str] = []
-        reply = alone.reply([Message("system", "Be brief."), Message("user", "Hi")], max_tokens=2)
-        reply.listen(on_explain=lambda explanation: reasons.append(explanation.text))
-        list(reply)
-    assert [reason for reason in reasons if reason.startswith("The system messages are in the first question.")]

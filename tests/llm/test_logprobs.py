@@ -134,16 +134,3 @@ def test_a_plain_prompt_goes_on_as_it_stands(pair: LLM, alone: LLM) -> None:
     for bad in ("", [10**6], [-1]):
         with pytest.raises(InvalidOption):
             pair.complete(bad)
-
-
-def test_a_reply_ends_at_a_stop_sequence(pair: LLM) -> None:
-    whole = pair.reply(case(2), max_tokens=30)
-    list(whole)
-    text = whole.summary.text
-    stop = text[5:8]
-    reply = pair.reply(case(2), max_tokens=30, stop=(stop,))
-    assert b"".join(token.piece for token in reply).decode() == text[: text.index(stop)] == reply.summary.text
-    assert (reply.summary.finish_reason, reply.summary.stopped_by) == ("stop", stop)
-    assert [token.id for token in pair.reply(case(2), max_tokens=30)] == [
-        token.id for token in pair.reply(case(2), max_tokens=30, stop=("never written",))
-    ]

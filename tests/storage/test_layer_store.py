@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import cycle, islice, pairwise, permutations
 from pathlib import Path
@@ -26,7 +26,6 @@ from edgellm.storage.layer_pieces import (
     MAX_PIECES,
     LayerPiece,
     Manifest,
-    cut_piece,
     forget_hashes,
     grid_lines,
     known_pieces,
@@ -112,25 +111,6 @@ def test_a_stage_is_cut_into_pieces_of_about_a_size(draft_path: Path, monkeypatc
     for count, cut_at in ((3, ["1-3", "4-5", "6", "7-8"]), (0.1, ["1", "2", "3", "4", "5", "6", "7", "8"])):
         monkeypatch.setattr("edgellm.storage.layer_pieces.PIECE_BYTES", size / 8 * (count + 0.5))
         assert [str(piece.layers) for piece in manifest_of(ModelFile.open(draft_path), stages).pieces] == cut_at
-
-
-def test_layers_are_cut_into_a_store_once(
-    draft_path: Path, store: LayerStore, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert cut_singly(draft_path, store, LayerRange(2, 6)) == manifest
-    (held,) = store.models()
-    assert (held.pieces, held.size) == (manifest.pieces[2:6], store.size)
-    made: list[int] = []
-
-    def watched(model: ModelFile, layers: LayerRange) -> Iterator[Any]:
-        made.append(layers.start)
-        return cut_piece(model, layers)
-
-    monkeypatch.setattr(layers, "cut_piece", watched)
-    cut_singly(draft_path, store, layers=LayerRange(4, 8))
-    assert made == [6, 7]
-    with store.using(manifest.pieces[2:]) as paths:
-        assert [check_gguf(path).metadata["llama.block_count"] for path in paths] == [1] * 6
 
 
 def test_what_has_arrived_is_gone_on_with(draft_path: Path, store: LayerStore, manifest: Manifest) -> None:
