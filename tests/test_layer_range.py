@@ -1,10 +1,14 @@
-"""Consecutive layers."""
+"""What all packages share: ranges of layers, and errors that keep what they say."""
 
 from __future__ import annotations
 
+import pickle
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm.errors import DeviceLost, EdgeError, InvalidOption, ProfileStopped
 from edgellm.layer_range import LayerRange, chain
 
 
@@ -35,3 +39,21 @@ def test_a_chain_is_as_short_as_can_be(found: list[tuple[int, int]], start: int,
 def test_people_count_from_1() -> None:
     assert str(LayerRange(0, 12)) == "1-12"
     assert str(LayerRange(3, 4)) == "4"
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DeviceLost("The connection to desk is lost.", "Start it again."),
+        InvalidOption("--budget is 2.", "Give a share from 0 to 1."),
+        ProfileStopped("Stopped.", "Run it again.", 3, 9, kept=True),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_the_same_where_another_process_raises_it(error: EdgeError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (str(again), again.__dict__) == (str(error), error.__dict__)

@@ -66,7 +66,7 @@ GROUPS = {
     ),
     "pairs": Group(
         (
-            "llm/test_architectures.py", "llm/test_paths.py", "llm/test_ngram_runtime.py", "llm/test_speculators.py",
+            "llm/test_architectures.py", "llm/test_lossless.py", "llm/test_ngram_runtime.py", "llm/test_speculators.py",
         ),
         without=(
             "that_proves_wrong", "that_load_may_explain", "says_whether", "slow_device", "curve_of_heads",
@@ -74,6 +74,7 @@ GROUPS = {
         ),
         cases={
             "the_verifier_writes_what_it_writes_alone": ("auto]", "reuse]"),
+            "the_text_is_the_verifiers_own": ("greedy]",),
             "a_pair_writes_what_its_verifier": ("gpt-oss]", "qwen35]", "deepseek2]", "mamba2]"),
             "copies_and_stays_itself": ("qwen35]",), "without_the_layer": ("True-qwen35]", "False-glm4moe]"),
             "beside_a_draft_model": ("qwen35]",),

@@ -10,8 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgellm.errors import StateDamaged
 from edgellm.state import (
@@ -26,6 +29,8 @@ from edgellm.state import (
     write_state,
 )
 from edgellm.system import cache_dir, data_dir, state_dir
+from edgellm.valid_json import read_json as read_valid
+from edgellm.valid_json import write_json
 
 
 @dataclass(frozen=True)
@@ -163,3 +168,37 @@ def test_threads_that_write_one_file_leave_it_whole(tmp_path: Path) -> None:
             done.result()
     assert set(json.loads(path.read_text(encoding="utf-8"))) < set("abcd")
     assert list(tmp_path.iterdir()) == [path]
+
+
+# --- JSON of others ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("NaN", "NaN"), ("-Infinity", "-Infinity"), ("1e999", "1e999"), ("[-1e999]", ["-1e999"]), ("1e3", 1000.0),
+        ("9" * 5000, "9" * 5000), ("1" * 400, "1" * 400),
+        ("1" * 300, int("1" * 300)), ("-0", 0), ("5.0", 5.0), ('"a\nb"', "a\nb"),
+    ],
+)  # fmt: skip
+def test_numbers_that_json_has_not_are_texts(text: str, value: object) -> None:
+    assert read_valid(text) == (value, len(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (r'"a\ud83d"', '"a\ufffd"'), (r'{"\ude00": 1}', '{"\ufffd": 1}'), (r'"\ude00\ud83d"', '"\ufffd\ufffd"'),
+        (r'"\ud83d\ude00"', '"😀"'), (r'"\u0000"', r'"\u0000"'),
+    ],
+)  # fmt: skip
+def test_half_a_surrogate_pair_is_replaced(text: str, written: str) -> None:
+    assert write_json(read_valid(text)[0]) == written
+
+
+@given(st.recursive(st.floats() | st.text(st.characters(codec=None)), lambda inner: st.lists(inner) | st.dictionaries(
+    st.text(st.characters(codec=None)), inner)))  # fmt: skip
+def test_whatever_is_read_is_written_as_valid_json(value: Any) -> None:
+    written = write_json(read_valid(json.dumps(value))[0])
+    written.encode()
+    json.loads(written, parse_constant=pytest.fail)

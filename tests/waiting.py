@@ -1,4 +1,4 @@
-"""Waiting for what other threads and processes do, without a claim on how long that takes."""
+"""Waiting until something holds: a busy machine may take its time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Return once it holds; fail after two minutes."""
-    end = time.monotonic() + 120
+def until(holds: Callable[[], object], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.005)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import suppress
+import shutil
+from pathlib import Path
 
 import pytest
 
+from bench.mesh.kill_worker import run as kill_workers
+from bench.robustness.attack import browser
 from bench.robustness.faults import DEADLINE, KINDS, Outcome, failures, figures_of, judged, run, table
+from edgellm.http import app
 from edgellm.spec.types import Source, Token
-from testkit.network.faulty_relay import FaultyRelay
+from tests.http.test_page import needs_browser
 
 
 @pytest.mark.nightly
@@ -36,66 +37,38 @@ def test_a_pair_that_says_something_else_is_found_out() -> None:
     assert figures_of([Outcome("none", 1.0, DEADLINE + 1, 0, back=False)])["none"]["late"] == 1
 
 
-@pytest.fixture
-def echo() -> Iterator[FaultyRelay]:
-    """A relay before a server that says what it hears."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            while True:
-                try:
-                    end, _ = server.accept()
-                except OSError:
-                    return
-                threading.Thread(target=repeat, args=(end,), daemon=True).start()
-
-        def repeat(end: socket.socket) -> None:
-            with end:
-                try:
-                    while data := end.recv(100):
-                        end.sendall(data)
-                except OSError:
-                    return
-
-        threading.Thread(target=serve, daemon=True).start()
-        with FaultyRelay(server.getsockname()[1]) as relay:
-            yield relay
-        server.shutdown(socket.SHUT_RDWR)
+# --- attacks from a browser -------------------------------------------------------------------------------------------
 
 
-def connect(relay: FaultyRelay) -> socket.socket:
-    end = socket.create_connection(("127.0.0.1", relay.port))
-    end.settimeout(0.3)
-    return end
+@needs_browser
+def test_hostile_text_on_the_page_stays_text() -> None:
+    assert browser.page_with_hostile_text(quick=True).wrong == ()
 
 
-def test_what_the_relay_does(echo: FaultyRelay) -> None:
-    with connect(echo) as end:
-        end.sendall(b"a")
-        assert end.recv(10) == b"a"
-        echo.stall()
-        end.sendall(b"b")
-        with pytest.raises(TimeoutError):
-            end.recv(10)
-        echo.heal()
-        assert end.recv(10) == b"b"
-        echo.garbage()
-        end.sendall(b"c")
-        said = end.recv(1000)
-        assert len(said) > 1
-        assert said.endswith(b"c")
-        echo.half_open()
-        end.sendall(b"d")
-        with pytest.raises(TimeoutError):
-            end.recv(10)
-        echo.cut()
-        with suppress(ConnectionResetError):
-            assert end.recv(10) == b""
-    echo.heal()
-    echo.close_door()
-    with connect(echo) as end:
-        assert end.recv(10) == b""
-    echo.heal()
-    with connect(echo) as end:
-        end.sendall(b"e")
-        assert end.recv(10) == b"e"
+@needs_browser
+def test_text_that_became_elements_would_be_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ours = Path(app.__file__).parent / "page"
+    shutil.copytree(ours, tmp_path / "page")
+    helpers = tmp_path / "page" / "dom.js"
+    text = helpers.read_text(encoding="utf-8")
+    assert "node.append(...content)" in text
+    markup = 'content.map((one) => one.nodeType ? node.append(one) : node.insertAdjacentHTML("beforeend", one))'
+    helpers.write_text(text.replace("node.append(...content)", markup), encoding="utf-8")
+    monkeypatch.setattr(app, "_PAGE", tmp_path / "page")
+    monkeypatch.setattr(browser, "HOSTILE", ("", "<img src=x>"))  # others would lead the page away
+    assert browser.page_with_hostile_text(quick=True).wrong != ()
+
+
+@needs_browser
+def test_pages_of_other_origins_read_nothing_and_begin_no_reply() -> None:
+    assert browser.hostile_pages(quick=True).wrong == ()
+
+
+# --- a worker that is killed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+def test_replies_are_complete_and_the_same_when_workers_die_or_hang(f32_pair: tuple[Path, Path]) -> None:
+    outcomes = list(kill_workers(*f32_pair, replies=5, seed=2))  # four kills and one hang
+    assert [outcome.problems for outcome in outcomes] == [()] * 5
+    assert sum(outcome.recovered > 0 for outcome in outcomes) >= 2

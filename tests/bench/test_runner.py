@@ -114,20 +114,6 @@ def test_a_result_is_stale_once_a_module_that_it_measures_has_changed(
     assert results.date_of(commit) is not None
 
 
-def test_staleness_is_said_of_what_has_changed_and_of_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = benchmarks()["csgo/exact"]
-    assert one.staleness({}) == ""
-    for changed, head, said in (
-        (None, None, ""),  # no history
-        (None, "2026-11-28", "stale: its commit is not known here"),
-        (["a.py"], None, "stale: a.py has changed since"),
-        (["a.py", "b.py"], None, "stale: a.py and other modules have changed since"),
-    ):
-        monkeypatch.setattr(results, "changed_since", lambda *_, changed=changed: changed)
-        monkeypatch.setattr(results, "date_of", lambda _, head=head: head)
-        assert one.staleness({"commit": "0" * 40}) == said
-
-
 def test_what_a_benchmark_measures_is_what_it_and_its_helpers_import() -> None:
     names = measured_files("bench.csgo.exact")
     assert "edgellm/coldstart/exact_search.py" in names  # by itself

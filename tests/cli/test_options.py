@@ -21,7 +21,6 @@ from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from edgellm.errors import InvalidOption
 from edgellm.flags import flag
 from edgellm.system import config_file
-from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template
 from tests.cli.conftest import Done, Edge
 
 QUESTION = "Where is my mug?"
@@ -239,18 +238,6 @@ def test_a_plan_has_the_options_that_it_depends_on_and_a_chat_uses_all(edge: Edg
 # --- thoughts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def thinkers(verifier_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, ...]]:
-    """A chat with the bundled verifier alone, with templates that have thoughts, by name."""
-    folder = tmp_path_factory.mktemp("thinkers")
-    paths = {
-        name: with_template(verifier_path, folder / f"{name}.gguf", source)
-        for name, source in {"always": ALWAYS, "opened": OPENED, "channels": CHANNELS}.items()
-    }
-    words = ("chat", QUESTION, "--draft", "none", "--retrieval", "off", "--max-tokens", "6", "--verifier")
-    return {name: (*words, str(path)) for name, path in paths.items()}
-
-
 def test_the_meaning_of_options_for_thoughts() -> None:
     assert ThinkOptions().fields() == {"think": None, "template_args": {}}
     assert ThinkOptions("on", "low", ("a=true", "b=x=y", "c=", 'd="1"', "e=1")).fields() == {
@@ -265,27 +252,3 @@ def test_the_meaning_of_options_for_thoughts() -> None:
     for argument in ("enable_thinking", "=1"):
         with pytest.raises(InvalidOption, match="NAME=VALUE"):
             ThinkOptions(template_arg=(argument,)).fields()
-
-
-def test_the_answer_follows_a_limited_thought(edge: Edge, thinkers: dict[str, tuple[str, ...]]) -> None:
-    done = edge(*thinkers["always"], "--think", "5").told("thought for", "5 of them thought")
-    *rows, last = edge(*thinkers["always"], "--think", "5", "--json").lines
-    thought, answer = (
-        "".join(row["text"] for row in rows if row["channel"] == channel) for channel in ("thinking", "answer")
-    )
-    assert done.out == answer + "\n"
-    assert last["summary"]["thinking"] == thought.rstrip() != ""
-    assert 0 < sum(row["channel"] == "answer" for row in rows) <= 6
-
-
-def test_thoughts_are_switched_off_and_wrong_arguments_refused(
-    edge: Edge, thinkers: dict[str, tuple[str, ...]]
-) -> None:
-    wanted = edge(*thinkers["opened"], "--think", "off")
-    assert "thought for" not in wanted.err
-    assert edge(*thinkers["opened"], "--template-arg", "enable_thinking=false").out == wanted.out
-    assert "thought" not in edge(*thinkers["always"], "--think", "off").told().err
-    edge(*thinkers["opened"], "--template-arg", "thinking=false").told("It reads enable_thinking", code=2)
-    effort = ("--reasoning-effort", "low")
-    edge(*thinkers["opened"], *effort).told("'reasoning_effort' is not an argument", code=2)
-    edge(*thinkers["channels"], *effort).told()

@@ -61,21 +61,6 @@ def test_rollback_to_what_is_not_there(context: Context, length: int) -> None:
     assert context.length() == 5
 
 
-def test_a_branch_goes_its_own_way(exact_model: Model, context: Context) -> None:
-    ids, other = some_ids(40), some_ids(40, seed=1)
-    mixed = np.concatenate([ids[:30], other[:10]])
-    context.decode(ids[:30])
-    context.decode(other, seq=1)  # is forgotten by the branch
-    context.branch(0, 1)
-    assert context.cached(1).tolist() == ids[:30].tolist()
-    branch = context.decode(other[:10], seq=1, outputs=10).copy()
-    trunk = context.decode(ids[30:], outputs=10)
-    assert difference(branch, one_by_one(exact_model, mixed)[30:]) < CLOSE
-    assert difference(trunk, one_by_one(exact_model, ids)[30:]) < CLOSE
-    context.branch(1, 1)
-    assert context.length(1) == 40
-
-
 def test_streams_cannot_branch(exact_model: Model) -> None:
     with (
         Context(exact_model, ContextSpec(n_ctx=16, n_seq=2, unified=False)) as streams,

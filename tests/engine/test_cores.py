@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ import pytest
 from edgellm import system
 from edgellm.engine import Context, ContextSpec, Model, cores
 from edgellm.engine.cores import Computation, Crowding, Gauges, SharedCores, fair_share, run_delay, shared_cores
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cores are shared on Linux")
 
@@ -83,10 +83,7 @@ def share_of(computation: Computation, threads: int = CORES) -> int:
 
 
 def wait_for(mine: Computation, share: int) -> None:
-    waiting = time.monotonic() + 60.0
-    while share_of(mine) != share and time.monotonic() < waiting:
-        time.sleep(0.01)
-    assert share_of(mine) == share
+    until(lambda: share_of(mine) == share)
 
 
 def test_a_share_is_what_is_wanted_or_as_much_as_others_have() -> None:
@@ -254,15 +251,13 @@ def test_beside_busy_processes_one_thread_decodes(verifier_model: Model) -> None
             process.stdout.readline()
         before, ids = run_delay(), np.arange(300, 364, dtype=np.int32)
         with Context(verifier_model, ContextSpec(n_ctx=128, threads=len(os.sched_getaffinity(0)))) as context:
-            waiting = time.monotonic() + 60.0
-            while (
-                context.native.threads > 1
-                and context.native.threads_used == context.native.threads
-                and time.monotonic() < waiting
-            ):
+
+            def fewer() -> bool:
                 context.decode(ids)
                 context.clear()
-            assert context.native.threads == 1 or context.native.threads_used < context.native.threads
+                return context.native.threads_used < max(2, context.native.threads)
+
+            until(fewer)
         assert run_delay() > before
     finally:
         for process in busy:

@@ -7,7 +7,7 @@ import pytest
 
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Model, graph_hooks, native
 from edgellm.engine.gguf.reader import GgufHeader
-from edgellm.engine.graph_hooks import SCORES, NodeCallback, Recorder, attention_rows
+from edgellm.engine.graph_hooks import SCORES, Recorder, attention_rows
 from edgellm.errors import EngineFailed, InvalidOption
 
 IDS = np.arange(100, 140, dtype=np.int32)
@@ -102,26 +102,6 @@ def test_the_graph_stops_after_a_layer(exact_model: Model, stop: int) -> None:
     assert logits.shape == (1, exact_model.n_vocab)
     assert none.shape == (0, exact_model.n_vocab)  # the head was never computed
     np.testing.assert_allclose(stopped, whole, atol=1e-5)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the nodes about which Python is asked."""
-    names, missing = list[str](), NodeCallback.__missing__
-
-    def noted(self: NodeCallback, node: int) -> bool:
-        names.append(native.ggml.ggml_get_name(node).decode())
-        return missing(self, node)
-
-    monkeypatch.setattr(NodeCallback, "__missing__", noted)
-    return names
-
-
-def test_nothing_is_computed_behind_the_stop(exact_model: Model, asked: list[str]) -> None:
-    with Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(stop_after=3)) as context:
-        context.decode(IDS)
-    assert asked[-1] == "l_out-3"
-    assert not any(name.endswith("-4") or name == "result_output" for name in asked)
 
 
 def test_only_what_was_asked_for_is_there(draft_model: Model) -> None:
@@ -226,18 +206,6 @@ def test_cells_that_sequences_share_are_told_apart(draft_model: Model) -> None:
         assert not recorder(context).shared
         context.decode(IDS)
         assert recorder(context).visible().size == 0
-
-
-def test_nodes_of_one_shape_are_asked_about_in_python_once(draft_model: Model, asked: list[str]) -> None:
-    """A dictionary answers for the others: hundreds of calls of Python would take longer than a tiny model's layers."""
-    with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(6,))) as context:
-        counts = []
-        for ids in (IDS[:1], IDS[1:4], IDS[4:5], IDS[5:8]):
-            asked.clear()
-            context.decode(ids)
-            counts.append(len(asked))
-    assert min(counts[:2]) > 50
-    assert counts[2:] == [2, 2]  # the wanted node, when asked about and when shown
 
 
 def test_a_graph_that_was_remembered_wrongly_is_learned_anew(

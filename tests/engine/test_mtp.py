@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, SeqRows, Stop, llama_api
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, ModelFile, SeqRows, Stop, llama_api, mtp_obstacle
+from edgellm.engine.gguf.memory import attention_layers, recurrent_state_bytes
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
-from edgellm.engine.model import LoadSpec
+from edgellm.engine.model import LoadSpec, drafter_file
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.speculator import WINDOW, StateFunctions, StateWindow, rows_at
-from edgellm.errors import Stopped
+from edgellm.errors import ModelUnsupported, Stopped
 from testkit.gguf.architectures import WITH_MTP
 from tests.conftest import Architectures
 from tests.engine.logits import CLOSE, difference, some_ids
-from tests.engine.speculators import opened, predicted, speculator
+from tests.engine.speculators import changed, opened, predicted, speculator
 
 N = 48
 
@@ -172,3 +176,52 @@ def test_a_window_has_the_latest_states_without_a_gap(steps: list[tuple[int, int
         assert window.end - window.first >= min(n, 8)
         for part in (0, 1):
             assert window.of(window.first, end)[:, part].tolist() == [known[at] for at in range(window.first, end)]
+
+
+# --- where a speculator is supported ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WITH_MTP)
+def test_it_computes_no_text_and_is_not_counted(architectures: Architectures, name: str) -> None:
+    plain = ModelFile.open(architectures(name)).header
+    header = ModelFile.open(architectures(name, mtp="useful")).header
+    assert not mtp_obstacle(header)
+    assert mtp_obstacle(plain)
+    assert attention_layers(header) == attention_layers(plain)
+    assert recurrent_state_bytes(header) == recurrent_state_bytes(plain)
+
+
+def test_each_reason_against_it(architectures: Architectures, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = ModelFile.open(architectures("qwen35", mtp="useful")).header
+    other = replace(header, metadata={"general.architecture": "mimo2", "mimo2.nextn_predict_layers": 1})
+    assert "not tried with mimo2" in mtp_obstacle(other)
+    assert "the file has 2" in mtp_obstacle(changed(header, nextn_predict_layers=2))
+    assert "lacks blk.4.nextn.hnorm" in mtp_obstacle(changed(header, "blk.4.nextn.hnorm.weight"))
+    monkeypatch.setattr(StateFunctions, "find", lambda: None)
+    assert "does not export" in mtp_obstacle(header)
+
+
+def test_this_llama_cpp_exports_the_functions() -> None:
+    assert StateFunctions.find() is not None
+
+
+@pytest.mark.parametrize("architecture", ["eagle3", "dflash", "gemma4-assistant"])
+def test_a_drafter_for_another_model_is_refused_by_name_before_loading(tmp_path: Path, architecture: str) -> None:
+    path = tmp_path / "head.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_uint32(f"{architecture}.block_count", 1)
+    writer.add_tensor("fc.weight", np.zeros((4, 4), dtype=np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    kind = drafter_file(ModelFile.open(path).header)
+    assert kind
+    with pytest.raises(ModelUnsupported, match=re.escape(f"head.gguf is {kind}")):
+        Model.load(path)
+
+
+def test_an_mtp_layer_in_a_file_of_its_own_is_no_model(architectures: Architectures) -> None:
+    header = ModelFile.open(architectures("qwen35", mtp="useful")).header
+    assert drafter_file(header) == ""
+    alone = tuple(tensor for tensor in header.tensors if not tensor.name.startswith(("blk.0", "blk.1", "blk.2")))
+    assert drafter_file(replace(header, tensors=alone)).startswith("an MTP layer")

@@ -114,13 +114,6 @@ def test_log_probabilities_are_true(client: openai.OpenAI, pair: LLM) -> None:
     assert [plain.choices[0].text[at] for at in table.text_offset] == [token[0] for token in table.tokens or []]
 
 
-@pytest.mark.parametrize("more", [{"budget": 0.5}, {"gate": "never"}], ids=str)
-def test_log_probabilities_that_would_not_be_true_are_refused(ask: Ask, more: dict[str, object]) -> None:
-    answer = ask("POST", "/v1/chat/completions", conversation(logprobs=True, **more))
-    assert answer.status == 400
-    assert "logprobs" in answer.error["message"]
-
-
 def test_metrics_count_what_was_written(ask: Ask) -> None:
     def value(name: str) -> float:
         text = ask("GET", "/metrics").body.decode()

@@ -59,21 +59,6 @@ def test_a_thought_is_a_field_of_its_own(serve: Serve) -> None:
     assert channels == [token.channel.value for token in tokens]
 
 
-def test_raw_markup_in_the_history_is_reduced_to_the_answer(serve: Serve) -> None:
-    _, ask, _ = serve("channels")
-    raw = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>On the shelf."
-    answers = [
-        ask("POST", CHAT, {"messages": [
-            {"role": "user", "content": QUESTION}, {"role": "assistant", "content": content},
-            {"role": "user", "content": "And now?"},
-        ], "max_tokens": 4})
-        for content in (raw, "On the shelf.")
-    ]  # fmt: skip
-    assert [answer.status for answer in answers] == [200, 200]
-    assert answers[0].json["usage"]["prompt_tokens"] == answers[1].json["usage"]["prompt_tokens"]
-    assert answers[0].json["choices"] == answers[1].json["choices"]
-
-
 def test_max_tokens_limits_thought_and_answer_together(serve: Serve) -> None:
     _, ask, _ = serve("always")
     answer = ask("POST", CHAT, conversation(max_tokens=3)).json

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Capture, Context, ContextSpec, GgufHeader, ModelFile
-from edgellm.engine.graph_hooks import SCORES, attention_bytes
+from edgellm.engine import Capture, Context, ContextSpec, ModelFile
+from edgellm.engine.graph_hooks import SCORES
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import MemoryUse, reckon
 from edgellm.errors import EdgeError, InvalidOption
@@ -109,14 +109,6 @@ def test_the_memory_of_a_context_is_what_it_takes(tmp_path: Path) -> None:
         assert captured.compute["CPU"] < row.attention + 0.5 * plain.compute["CPU"]
         for taken_by_a_token in indexes:
             assert 0.6 < taken_by_a_token / (row.index / row.tokens) <= 1.05
-
-
-def test_a_context_that_is_too_long_for_short_batches_says_so() -> None:
-    """At least 32 rows are computed together, whatever their scores take."""
-    metadata = {"general.architecture": "x", "x.attention.head_count": 64}
-    header = GgufHeader(0, metadata, (), 0, {}, 0, 0, 0)
-    assert attention_bytes(header, 2**17, 512) == 4 * 64 * 2**17 * 32 > SCORES
-    assert attention_bytes(header, 256, 512) == 4 * 64 * 256 * 512
 
 
 @pytest.mark.parametrize("damage", ["context_length", "memory"])

@@ -1,8 +1,11 @@
-"""Cost curves on disk: kept and read; a damaged, impossible or old one is none, one of a busy machine is not kept."""
+"""Cost curves on disk, which are measured while no reply is written, as files are hashed; no reply waits for either."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,14 +13,25 @@ from typing import Any
 
 import pytest
 
-from edgellm.engine import Model
+from edgellm.engine import Model, Stop
 from edgellm.engine.cores import BUSY
-from edgellm.llm import cost_curves
-from edgellm.llm.cost_curves import ModelCurve, StoredCurve, estimated_curve, read_curve, write_curve
+from edgellm.errors import Stopped
+from edgellm.llm import LLM, cost_curves
+from edgellm.llm.cost_curves import (
+    _MIN_LENGTHS,
+    CurveMeasurement,
+    ModelCurve,
+    StoredCurve,
+    _device,
+    estimated_curve,
+    read_curve,
+    write_curve,
+)
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.state import MONTH
-from edgellm.storage.fingerprint import FileHash
+from edgellm.storage.fingerprint import FileHash, _PartHash
+from tests.llm.conftest import ASKED, prompts
 
 KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, True, (0.25, 0.5))
 
@@ -117,3 +131,144 @@ def test_what_is_not_kept_is_measured_again_later(
         idle.wait()
         assert curve.measured
     assert shares == []
+
+
+# --- work while no reply is written -----------------------------------------------------------------------------------
+
+
+HASHING = sys.modules[FileHash.__module__]
+WAIT = 60.0  # seconds, after which a test has failed
+
+
+@pytest.mark.usefixtures("home")
+def test_the_first_reply_waits_for_neither_hashes_nor_curves(
+    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both block until the reply is written: a reply that asked for them would never end."""
+    written, measured, hashed = threading.Event(), threading.Event(), threading.Event()
+    run, compute = CurveMeasurement.run, _PartHash.compute
+
+    def slow_run(*arguments: object) -> object:
+        assert written.is_set()
+        measured.set()
+        return run(*arguments)  # type: ignore[arg-type]
+
+    def slow_hash(*arguments: object) -> str:
+        assert written.wait(WAIT)
+        hashed.set()
+        return compute(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CurveMeasurement, "run", slow_run)
+    monkeypatch.setattr(_PartHash, "compute", slow_hash)
+    monkeypatch.setattr(HASHING, "QUICK_BYTES", 0)
+    with LLM.open(*f32_pair, threads=1) as pair:
+        reply = pair.reply(prompts(ASKED, 1)[0], max_tokens=24)
+        before = [token.id for token in reply]
+        assert not measured.is_set()
+        assert not hashed.is_set()
+        written.set()
+        assert measured.wait(WAIT)
+        assert hashed.is_set()
+        pair.curve()
+        assert [token.id for token in pair.reply(prompts(ASKED, 1)[0], max_tokens=24)] == before
+
+
+def test_work_stops_when_a_reply_begins_and_goes_on_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.llm.idle_work.STOPPING", WAIT)
+    idle, began, stopped, done = IdleWork(), threading.Event(), threading.Event(), threading.Event()
+
+    def task(stop: Stop) -> None:
+        if stopped.is_set():
+            done.set()
+            return
+        began.set()
+        while not stop():
+            pass
+        stopped.set()
+        raise Stopped
+
+    idle.add(task)
+    assert began.wait(WAIT)
+    with idle.suspended():
+        assert stopped.is_set(), "it has stopped before the reply begins"
+        assert not done.is_set()
+    assert done.wait(WAIT)
+    idle.close()
+
+
+def test_work_that_fails_does_not_end_the_rest() -> None:
+    idle, done = IdleWork(), threading.Event()
+
+    def fail(_stop: Stop) -> None:
+        raise ValueError
+
+    idle.add(fail)
+    idle.add(lambda _stop: done.set())
+    assert done.wait(WAIT)
+    idle.close()
+    idle.add(fail)  # closed: nothing is run any more
+
+
+def test_a_hash_continues_where_it_was_stopped(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HASHING, "_PORTION", 1000)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(bytes(range(250)) * 40)
+    found, portions = FileHash(path), iter(range(100))
+    shares: list[float] = []
+    with pytest.raises(Stopped):
+        found.compute(lambda: next(portions) == 3, shares.append)
+    assert shares == [0.1, 0.2, 0.3, 0.4]
+    assert found.compute(progress=shares.append) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert shares[4:] == [0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+
+
+def test_a_hash_of_a_file_that_changes_meanwhile_begins_again(tmp_path: Path, home: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"before")
+    found = FileHash(path)
+    with pytest.raises(Stopped):
+        found.compute(lambda: True)
+    path.write_bytes(b"after that")
+    assert found.compute() == hashlib.sha256(b"after that").hexdigest()
+
+
+def test_a_curve_continues_where_it_was_stopped(
+    verifier_model: Model, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve = ModelCurve(verifier_model, 1, FileHash(verifier_model.path))
+    assert curve.current() == estimated_curve(verifier_model)
+    samples = curve._measurement._samples
+    stop = Stop()
+    with pytest.raises(Stopped):
+        curve.measure(stop, lambda _share: stop.set() if len(samples) == _MIN_LENGTHS - 1 else None)
+    assert not curve.measured
+    before = dict(samples)
+    assert len(before) == _MIN_LENGTHS - 1  # a busy machine may measure no more lengths in time
+    measured = curve.measure()
+    assert curve.measured
+    assert measured.filled
+    assert all(samples[rows][0] == before[rows][0] for rows in before)
+    assert curve.current() == measured
+
+
+def test_a_reply_that_never_lets_it_be_measured_leaves_what_it_learned(
+    f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that writes one reply ends before anything is measured."""
+    monkeypatch.setattr("edgellm.llm.cost_curves.BANDWIDTH", 1e3)  # a guess that is far off
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
+        list(pair.reply("Where is my mug?", max_tokens=40, retrieval="history"))
+    (path,) = (home / "cache" / "curves").glob(f"{FileHash(f32_pair[1]).compute()[:16]}-*.json")
+    kept = read_curve(path, _device())
+    assert kept is not None
+    assert not kept.filled  # an estimate
+    assert kept.seconds[0] < f32_pair[1].stat().st_size / 1e3 / 10.0
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
+        assert pair.engine.retrieval.curve().seconds == kept.seconds
+        assert pair.curve().filled
+
+
+def test_the_curve_is_measured_before_the_first_reply_where_there_is_time(f32_pair: tuple[Path, Path]) -> None:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
+        pair.wait_until_measured()
+        assert pair.engine.retrieval.curve().filled

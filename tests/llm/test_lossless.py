@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
+from edgellm.engine import Model
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
+from edgellm.rpc.address import Address
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.protocols import Capabilities
 from tests.spec.real import case, ids
 
@@ -63,6 +68,23 @@ def test_the_text_is_the_verifiers_own(alone: LLM, pair: LLM, profiled: LLM, ser
             reply = pairs[who].reply(case(number), max_tokens=most, **RULES[rule], **options)
             assert ids(reply) == wanted, way
             assert reply.summary.share_verified in (None, 1.0)
+
+
+@pytest.mark.parametrize("rule", ["greedy", "seeded"])
+def test_replies_that_push_each_other_out_of_the_verifier(f32_pair: tuple[Path, Path], alone: LLM, rule: str) -> None:
+    numbers, options = (2, 5, 6), RULES[rule]
+    with (
+        Model.load(f32_pair[1]) as big,
+        VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=1, threads=1) as server,
+        LLM.open(f32_pair[0], str(server.address), threads=1) as pair,
+    ):
+        replies = [pair.reply(case(number), max_tokens=MOST, budget=1.0, **options) for number in numbers]
+        rows = list(zip_longest(*replies))
+        for at, number in enumerate(numbers):
+            wanted = ids(alone.reply(case(number), max_tokens=MOST, retrieval="off", **options))
+            assert [row[at].id for row in rows if row[at] is not None] == wanted
+        assert sum(reply.summary.guesses_tried for reply in replies) > 0
+        assert server.counters.evictions > 0
 
 
 def test_a_penalty_and_a_bias_change_greedy_text(alone: LLM) -> None:

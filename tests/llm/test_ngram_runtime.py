@@ -18,14 +18,12 @@ from edgellm.llm.model_loading import verifier_of
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.spec.drafting.cost_curve import KNOTS
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.retriever import MOST_TOKENS
 from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Explanation, Ids, Source, Token
 from edgellm.storage.fingerprint import FileHash
 from edgellm.verifier.in_process import LocalVerifier
 from tests.spec.real import case, ids
 
-MODELS = Path(__file__).parents[2] / "models"
 NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be copied
 MOST = 24
 MAX_SECONDS = cost_curves._MAX_SECONDS  # as it is outside tests
@@ -159,23 +157,6 @@ def change(kept: Path, **changes: object) -> None:
     kept.write_text(json.dumps(stored | {"curve": stored["curve"] | changes}))
 
 
-def test_the_cost_curve_is_measured_once_and_kept(
-    f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LLM.open("none", f32_pair[1], threads=1) as pair:
-        ids(pair.reply(case(5), max_tokens=4))
-        pair.curve()
-    kept = kept_curve(home, f32_pair[1])
-    curve = json.loads(kept.read_text())["curve"]
-    assert curve["rows"][0] == 1
-    assert curve["rows"] == [rows for rows in KNOTS if rows in curve["rows"]]  # on a busy machine not all of them
-    assert len(curve["seconds"]) == len(curve["rows"]) >= 3
-    monkeypatch.setattr("edgellm.llm.cost_curves.CurveMeasurement.run", None)
-    with LLM.open("none", f32_pair[1], threads=1) as pair:
-        ids(pair.reply(case(5), max_tokens=4))
-        assert pair.curve().seconds == tuple(curve["seconds"])
-
-
 def test_heads_are_measured_apart_where_they_are_computed_late(verifier_model: Model) -> None:
     with Context(verifier_model, ContextSpec(n_ctx=128, threads=1, lazy=True)) as context:
         late = CurveMeasurement().run(context)
@@ -261,15 +242,6 @@ def test_what_replies_make_of_an_estimate_is_kept_unless_load_may_explain_it(
     assert retrieval.curve().seconds[0] == pytest.approx(3.0 * estimated_curve(verifier_model).seconds[0], rel=0.01)
     assert path.exists() is kept
     retrieval.close()
-
-
-def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None:
-    """A server may run for months."""
-    retrieval = NgramRuntime(verifier_model, lambda: verifier_of(verifier_model, 512, 1), None)
-    prompt = np.arange(1000, 1400, dtype=np.int32)
-    for at in range(4 * MOST_TOKENS // 400):
-        retrieval.add(prompt, [at % 1000 + 300])
-    assert 0 < retrieval.index.tokens <= MOST_TOKENS
 
 
 def test_calibration_is_done_where_it_is_asked_for(

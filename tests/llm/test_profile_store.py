@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,12 @@ from edgellm.cli.app import run
 from edgellm.engine import Context, Message, Model
 from edgellm.errors import InvalidOption, ProfileStopped, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile
-from edgellm.llm.pair_stats import PairStats, forget, kept
+from edgellm.llm.pair_stats import forget, kept
 from edgellm.llm.profiling import PairProfiler
 from edgellm.spec.drafters.parallel import MAX_BRANCHES
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
-from edgellm.storage.fingerprint import FileHash
-from testkit.gguf.split_file import split
 from tests.llm.conftest import ASKED, PROFILED, prompts
 from tests.spec.real import case
 
@@ -247,21 +244,6 @@ def test_replies_at_the_same_time_make_one_profile(
     ]
 
 
-def test_a_profile_of_the_first_part_alone_is_not_used(home: Path, draft_path: Path, verifier_path: Path) -> None:
-    home.mkdir(exist_ok=True)
-    first = split(verifier_path, home, 2)
-    draft, part = fingerprint(draft_path), sha256(first.read_bytes()).hexdigest()
-    shipped = read_profile(draft_path.with_name("profile.json"), draft, fingerprint(verifier_path))
-    old = replace(shipped, terms=replace(shipped.terms, verifier_hash=part))
-    path = profile_path(draft, part)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    old.save(path)
-    assert find_profile(draft, part) is not None
-    assert PairStats(FileHash(draft_path), FileHash(first), history=False).profile(needed=True) is None
-    with pytest.raises(ProfileUnusable, match="another verifier"):
-        PairStats(FileHash(draft_path), FileHash(first), path, history=False)
-
-
 # --- the run of a profile -------------------------------------------------------------------------------------------
 
 
@@ -344,6 +326,7 @@ def test_without_a_history_nothing_is_kept_of_an_interrupted_profile(f32_pair: t
     assert not (home / "data" / "profiles").exists()
 
 
+@pytest.mark.nightly
 def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
     f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +17,7 @@ from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import GREEDY
 from tests.engine.logits import some_ids
 from tests.mesh.household import Home, Whole, all_at_once, asker, write
+from tests.waiting import until
 
 PROMPT = some_ids(40, 2000, 5)
 TOKENS = 20
@@ -40,10 +40,7 @@ def after_each(session: Session, then: Callable[[int], None]) -> Callable[[Ids],
 
 def settle(mesh: Mesh) -> None:
     """Wait until the next pipeline has loaded and read what it was given, or is lost."""
-    until = time.monotonic() + 120.0
-    while (coming := mesh.coming()) is None or (coming.pipeline.lost is None and coming.busy):
-        assert time.monotonic() < until, "the next pipeline does not come"
-        time.sleep(0.002)
+    until(lambda: (coming := mesh.coming()) is not None and (coming.pipeline.lost is not None or not coming.busy))
 
 
 def test_a_placement_takes_over_behind_a_reply(home: Home, whole: Whole) -> None:

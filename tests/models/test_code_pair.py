@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from edgellm.engine import Model
 from edgellm.llm import LLM
 from edgellm.llm.pair_stats import read_profile
 from edgellm.storage import fingerprint
-from models.code.corpus import SIZE
+from models.code.corpus import SIZE, TASKS, case_at, held_out
+from models.code.stdlib import Split, library
 from models.pairs import PAIRS
 from models.profile import prompts
 from testkit.gguf.changed import to_f32
@@ -52,7 +54,9 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return copies
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"temperature": 1.0, "top_k": 0, "top_p": 1.0}, marks=pytest.mark.nightly)]
+)
 def test_the_text_is_the_verifiers_own(
     asked: list[Question], exact: tuple[Path, Path], options: dict[str, Any]
 ) -> None:
@@ -70,3 +74,26 @@ def test_the_text_is_the_verifiers_own(
                 assert [token.id for token in ours] == text
             accepted += ours.summary.accepted
         assert accepted > 10
+
+
+# --- its corpus -------------------------------------------------------------------------------------------------------
+
+
+def test_a_case_is_the_same_whenever_it_is_asked_for() -> None:
+    mixture = dict.fromkeys(TASKS, 1.0)
+    assert [case_at(n, 0.7, mixture) for n in range(20)] == [case_at(n, 0.7, mixture) for n in range(20)]
+    assert list(held_out("call", 5)) == list(held_out("call", 5))
+
+
+def test_training_and_held_out_share_no_file() -> None:
+    train, test = library(Split.TRAIN), library(Split.TEST)
+    assert len(train.files) > 5 * len(test.files) > 50
+    assert not {one.around for one in train.functions} & {one.around for one in test.functions}
+
+
+def test_the_signature_and_the_call_stand_in_the_library() -> None:
+    for case in held_out("signature", 30):
+        assert ast.parse(case.answer)
+        assert case.answer.split("\n")[0] in case.prompt[0].text
+    sources = "\n".join(library(Split.TEST).files)
+    assert all(case.answer in sources for case in held_out("call", 30))

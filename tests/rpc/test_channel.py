@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from edgellm.rpc.channel import bind, new_server, open_channel, run_in_network_l
 from edgellm.rpc.discovery.interfaces import listening
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.versions import parse_message
+from tools import protos
 
 
 def listen(address: Address) -> Address:
@@ -106,3 +108,59 @@ with socket.create_server(("127.0.0.1", 0)) as taken:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("taken\n", "")
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_committed_code_is_what_the_contract_generates(tmp_path: Path) -> None:
+    for made in protos.generate(tmp_path):
+        committed = protos.ROOT / made.relative_to(tmp_path)
+        assert made.read_text() == committed.read_text(), "run: python -m tools.protos"
+
+
+def test_a_contract_that_does_not_compile_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protos, "PROTOS", (Path("edgellm/rpc/nothing.proto"),))
+    with pytest.raises(RuntimeError):
+        protos.generate(tmp_path)
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:50151", "127.0.0.1", 50151), (" 127.0.0.1:1 ", "127.0.0.1", 1), ("[::1]:65535", "::1", 65535),
+        ("localhost:50151", "127.0.0.1", 50151), ("LOCALHOST:50151", "127.0.0.1", 50151),
+        ("desk.local:80", "desk.local", 80), ("192.168.1.20:0", "192.168.1.20", 0),
+    ],
+)  # fmt: skip
+def test_reads_an_address(text: str, host: str, port: int) -> None:
+    address = Address.parse(text)
+    assert (address.host, address.port) == (host, port)
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", ":", "127.0.0.1", "127.0.0.1:", ":50151", "::1:50151", "[::1]", "[::1]50151", "[fe80::1%eth0]:1", "a b:1",
+        "host:1:2", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:５", "127.0.0.1:123456", "256.0.0.1:1", "127.1:1",
+        "-a:1", "a/b:1", "unix:/tmp/x", "dns:127.0.0.1:5", "[127.0.0.1:5",
+    ],
+)  # fmt: skip
+def test_refuses_what_is_no_address(text: str) -> None:
+    with pytest.raises(InvalidOption):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_is_allowed(host: str) -> None:
+    assert Address.of(host, 1).require_loopback().loopback
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.20", "10.0.0.1", "8.8.8.8", "fe80::1", "desk.local"])
+def test_everything_else_needs_pairing_first(host: str) -> None:
+    with pytest.raises(PairingRequired, match="Pair the devices first"):
+        Address.of(host, 50151).require_loopback()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 
 from edgellm.coldstart.costs import Device, Link
-from edgellm.errors import PlanImpossible
+from edgellm.engine.hardware import Hardware
+from edgellm.errors import EngineFailed, PlanImpossible
 from edgellm.layer_range import HERE
+from edgellm.rpc_engine import backend
 from edgellm.rpc_engine.plan import RpcHome, RpcModelCosts, RpcPlacement, RpcSite, by_memory, plan_rpc
+from edgellm.rpc_engine.service import TensorCache
 
 MB = 10**6
 
@@ -114,3 +121,116 @@ def test_layers_go_where_there_is_memory_if_nothing_else_is_known() -> None:
     assert {share.name: len(share.layers) for share in shares} == {HERE: 2, "desk": 4}
     with pytest.raises(PlanImpossible, match="the devices have"):
         by_memory(costs, {HERE: 10**8, "desk": 2 * 10**8})
+
+
+# --- the backend ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rpc
+def test_it_listens_on_loopback_alone() -> None:
+    running = backend.RpcServer(Hardware(threads=1))
+    connections = psutil.Process(running.pid).net_connections(kind="inet")
+    listening = {(at.laddr.ip, at.laddr.port) for at in connections if at.status == psutil.CONN_LISTEN}
+    running.close()
+    assert listening == {("127.0.0.1", running.port)}
+    assert not running.alive
+
+
+@pytest.mark.rpc
+def test_a_server_without_its_device_does_not_start() -> None:
+    with pytest.raises(EngineFailed, match="did not start"):
+        backend.RpcServer(Hardware(threads=1), ("VOODOO0",))
+
+
+def test_without_any_server_it_is_said_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
+    monkeypatch.setenv("PATH", "/none")
+    assert backend.server_kind() == ("", "")
+    with pytest.raises(EngineFailed, match="RPC"):
+        backend.RpcServer(Hardware(threads=1))
+    with pytest.raises(EngineFailed, match="RPC"):
+        backend.add_server(1)
+
+
+def test_a_program_of_llama_cpps_does_for_a_library_without_the_backend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A stand-in for it, which listens where it is told."""
+    program = tmp_path / "rpc-server"
+    program.write_text(
+        f"#!{sys.executable}\nimport socket, sys, time\nwords = sys.argv[1:]\n"
+        "host, port = words[words.index('-H') + 1], int(words[words.index('-p') + 1])\n"
+        "with socket.create_server((host, port)): time.sleep(600)\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
+    running = backend.RpcServer(Hardware(threads=1))
+    (served,) = psutil.Process(running.pid).children()
+    running.close()
+    assert not served.is_running() or served.status() == psutil.STATUS_ZOMBIE
+
+
+# --- the cache of tensors ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> TensorCache:
+    return TensorCache(tmp_path, limit=100)
+
+
+def opened(cache: TensorCache, owner: str = "a", size: int = 10) -> Path:
+    folder = cache.open(owner, size)
+    assert folder is not None
+    return folder
+
+
+def put(folder: Path, name: str, size: int, used: int = 0) -> Path:
+    file = folder / "rpc" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(bytes(size))
+    os.utime(file, (used, used))
+    return file
+
+
+def test_files_count_once_the_model_was_loaded(cache: TensorCache) -> None:
+    folder = opened(cache)
+    whole = put(folder, "1", 10)
+    cache.confirm(folder)
+    cut_off = put(folder, "2", 5)
+    assert cache.size("a") == 10
+    assert opened(cache) == folder
+    assert whole.exists()
+    assert not cut_off.exists()
+
+
+def test_devices_do_not_share_files(cache: TensorCache) -> None:
+    put(opened(cache, "a"), "1", 10)
+    cache.confirm(opened(cache, "a"))
+    assert not list(opened(cache, "b").iterdir())
+    assert cache.size("b") == 0
+
+
+def test_room_is_made_by_what_was_written_first_and_others_files_before_own(cache: TensorCache) -> None:
+    own, other = opened(cache, "own"), opened(cache, "other")
+    oldest, old, new = put(own, "1", 30, used=1), put(other, "2", 30, used=2), put(other, "3", 30, used=3)
+    for folder in (own, other):
+        cache.confirm(folder)
+    opened(cache, "own", size=40)
+    assert [file.exists() for file in (oldest, old, new)] == [True, False, True]
+    opened(cache, "own", size=100)
+    assert not any(file.exists() for file in (oldest, old, new))
+
+
+def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert TensorCache(tmp_path / "file").open("a", 1) is None
+
+
+def test_a_damaged_list_is_no_list(cache: TensorCache) -> None:
+    folder = opened(cache)
+    file = put(folder, "1", 10)
+    cache.confirm(folder)
+    (folder / "whole.json").write_text("[[[")
+    opened(cache)
+    assert not file.exists()

@@ -33,6 +33,7 @@ LONG = "Summarise this in one sentence. " + " ".join(
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("split", "reproducible"),
     [("{}:1-15,{}:16-30", False), ("here:1-5,{}:6-20,{}:21-30", False), ("{}:1-15,{}:16-30", True)],

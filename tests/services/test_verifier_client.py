@@ -137,3 +137,6 @@ def test_connections_and_servers_come_and_go_without_a_trace(
                 session.close()
                 line.close()
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+# --- a verifier that sleeps -------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from tests.mesh.test_stages import SlowLayers
 from tests.rpc.doors import ended
 from tests.services.conftest import ANYWHERE
 from tests.services.meshing import PROMPT, asked, replying, workers
+from tests.waiting import until
 
 __all__ = ["verifier_cut", "whole", "workers"]
 
@@ -65,10 +66,7 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
     ):
         own = whole.text(PROMPT, 2)
         assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
-        end = time.monotonic() + 120
-        while worker.cache.size and time.monotonic() < end:
-            time.sleep(0.05)
-        assert worker.cache.size == 0
+        until(lambda: not worker.cache.size)
         text = np.append(PROMPT, own[:1]).astype(np.int32)
         assert session.submit(text, NOTHING).result().tokens.tolist() == own[1:]
         assert told == []

@@ -30,6 +30,7 @@ from tests.mesh.folder import needed, reserve
 from tests.mesh.household import NOTHING, Cut, Whole, asker, even, logits_of, write
 from tests.services.conftest import ANYWHERE
 from tests.services.meshing import PROMPT, meshed, workers
+from tests.waiting import until
 
 __all__ = ["verifier_cut", "whole", "workers"]
 
@@ -168,7 +169,4 @@ def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> N
         time.sleep(0.3)  # until the worker has heard of it
         others.close()
         assert cache.gave.wait(60)
-        until = time.monotonic() + 120
-        while cache.available()[0] < wanted and time.monotonic() < until:
-            time.sleep(0.01)
-        assert cache.available()[0] == wanted
+        until(lambda: cache.available()[0] == wanted)

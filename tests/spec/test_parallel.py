@@ -31,7 +31,7 @@ from edgellm.spec.drafters.parallel import (
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.protocols import DraftRules, Gate, GenerationLimits, GenerationState, Session, VerifyRequest
-from edgellm.spec.types import GREEDY, NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Source, Token, Verdict
+from edgellm.spec.types import GREEDY, NO_IDS, Ids, Sampling, Source, Token, Verdict
 from edgellm.verifier.in_process import LocalVerifier
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
@@ -92,15 +92,6 @@ def test_tokens_of_the_text_are_so_much_likelier(logits: np.ndarray, known: set[
     assert len(set(ids.tolist())) == len(ids) == len(found) == min(limit, 12)
     assert found == pytest.approx([weights[token] for token in ids.tolist()], rel=1e-4)
     assert found == pytest.approx(sorted(weights.values(), reverse=True)[:limit], rel=1e-4)
-
-
-def test_alternatives_are_other_tokens_than_the_drafted_one() -> None:
-    logits = np.log(np.array([0.5, 0.2, 0.01, 0.29], dtype=np.float32))
-    confidence = np.array([0.5, 0.5, 0.9], dtype=np.float32)
-    chunk = Chunk(ids=text(0, 3, 7), confidence=confidence, logits=(logits, logits, NO_FLOATS))
-    (ids, weights), (others, _), (none, _) = alternatives(chunk, 2, text(2, 9))  # 9: the text may have more tokens
-    assert (ids.tolist(), others.tolist(), none.tolist()) == ([2, 3], [0, 2], [])
-    assert weights == pytest.approx([0.01 * CONTEXT_BOOST, 0.29], rel=1e-5)
 
 
 def test_as_many_guesses_as_a_verdict_leaves_time_for() -> None:

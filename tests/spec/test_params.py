@@ -82,7 +82,6 @@ def test_sources_are_named_in_any_order_and_come_in_one() -> None:
 
 BUNDLED = Path(__file__).parents[2] / "models"
 CARD = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repeat_penalty": 1.0}
-UNSAID = ModelSampling(temperature=0.7, min_p=0.05).figures()
 
 
 def unnamed(folder: Path, name: str, **entries: str) -> Path:

@@ -22,7 +22,6 @@ from edgellm.storage.layer_pieces import LayerPiece, Manifest, known_pieces
 from edgellm.storage.layer_store import CUT, MAX_MODELS, LayerStore
 from tests.storage.pieces import bytes_of, layerwise
 
-PLENTY = 10**9
 X, Y = "aa" * 32, "bb" * 32
 
 

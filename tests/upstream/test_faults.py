@@ -129,8 +129,9 @@ def test_a_server_whose_model_was_replaced_says_which_it_lacks(
 
 
 def test_nobody_at_the_address(f32_pair: tuple[Path, Path]) -> None:
-    with pytest.raises(VerifierUnreachable, match="is gone"):
+    with pytest.raises(VerifierUnreachable, match="is gone") as raised:
         LLM.open(f32_pair[0], "http://127.0.0.1:9")
+    assert "Check the address, and that the server is running." in raised.value.next_step
 
 
 def test_a_server_that_cannot_verify(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:

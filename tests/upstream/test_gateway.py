@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -198,27 +197,6 @@ def test_what_is_no_pool(houses: dict[str, House], f32_pair: tuple[Path, Path]) 
         PoolOpening([f32_pair[0]]).open([one.url, f"{other.url}#served/other"])
     with pytest.raises(InvalidOption, match="given twice"):
         PoolOpening([f32_pair[0]]).open([one.url, f"{one.url}/v1"])
-
-
-def test_a_server_may_come_later(engine: Engine, houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
-    """One that is away when the gateway starts is used as soon as it answers."""
-    make, _ = WAYS["vllm-fan-out"]
-    late = UpstreamServer(make(engine))
-    late.close()
-    news: list[str] = []
-    opening = PoolOpening([f32_pair[0]], UpstreamOptions(timing=PATIENT), news.append)
-    (model,) = opening.open([late.url, houses["two"].servers[0].url, "http://127.0.0.1:9"])
-    opening.look(lambda late: late.close())
-    pool = model
-    assert len(pool.servers) == 1
-    with UpstreamServer(make(engine), port=late.port):
-        while len(pool.servers) < 2:
-            sleep(0.005)
-        assert str(pool.servers[1].url) == late.url
-        opening.close()
-        model.close()
-    assert f"{late.url} is used now." in news
-    assert sum("It is used as soon as it answers." in one for one in news) == 2
 
 
 class Sessions:

@@ -6,15 +6,19 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from edgellm.cli.app import app
+from edgellm.diagnostics import examine_server
 from edgellm.errors import InvalidOption, VocabularyMismatch
 from edgellm.llm import DEFAULT, LLM
+from edgellm.spec.stream import Reply
 from edgellm.spec.types import Explanation, Source, Token
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.rows import Tier
 from testkit.upstream.dialects import NOWHERE, LlamaServer, Sglang, Vllm
 from testkit.upstream.engine import Engine
-from testkit.upstream.server import UpstreamServer
+from testkit.upstream.server import Fault, UpstreamServer
 from tests.spec.real import case, ids
 from tests.upstream.conftest import MOST, NUMBERS, WAYS, open_pair
 
@@ -177,3 +181,46 @@ def test_no_default_model_is_taken_for_one_of_a_server_that_does_not_tell_its_to
             LLM.open(draft, server.url, threads=1)
         assert "-m" in refused.value.next_step
     LLM.open("none", server.url, tokenizer=f32_pair[0], threads=1).close()
+
+
+# --- from the command line --------------------------------------------------------------------------------------------
+
+
+def test_a_chat_with_a_server(engine: Engine, f32_pair: tuple[Path, Path], tmp_path: Path, closing: ExitStack) -> None:
+    server = closing.enter_context(UpstreamServer(Vllm(engine), key="open-sesame"))
+    key = tmp_path / "key"
+    key.write_text("open-sesame\n")
+    words = ["chat", "Where is my mug?", "--draft", str(f32_pair[0]), "--verifier", server.url, "--max-tokens", "6"]
+    done = CliRunner().invoke(
+        app, [*words, "--verifier-key-file", str(key), "--verifier-tier", "continue", "--explain"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "verifies by continue" in done.stderr
+    assert "open-sesame" not in done.output + done.stderr
+    with LLM.open("none", f32_pair[1], threads=1) as alone:
+        reply: Reply = alone.reply("Where is my mug?", max_tokens=6)
+        assert "".join(token.piece.decode() for token in reply) in done.stdout
+
+
+def test_a_server_that_shows_no_template_is_told_of_once(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
+) -> None:
+    server = closing.enter_context(UpstreamServer(Vllm(engine)))
+    words = ["chat", "Where is my mug?", "--draft", str(f32_pair[0]), "--max-tokens", "2", "--verifier"]
+    first, second = (CliRunner().invoke(app, [*words, server.url]).stderr for _ in range(2))
+    assert "vLLM does not show its chat template" in first
+    assert "chat template" not in second
+
+
+def test_doctor_names_the_server_and_how_it_verifies(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
+) -> None:
+    server = closing.enter_context(UpstreamServer(LlamaServer(engine)))
+    first, *_ = examine_server(server.url, str(f32_pair[0]))
+    assert first.state == "ok"
+    assert "llama-server" in first.what
+    assert "verifies by continue" in first.what
+    assert "mean the same there as here" in first.what
+    server.fault = Fault.GARBAGE
+    (found,) = examine_server(server.url, str(f32_pair[0]))
+    assert found.state == "problem"

@@ -172,8 +172,3 @@ def test_a_way_that_has_become_faster_is_found() -> None:
         chosen.append(choice.second())
         choice.record(chosen[-1], 1, 0.2 if chosen[-1] else 1.0)
     assert all(chosen[-500:-1]) or chosen[-500:].count(False) < 20
-
-
-def test_both_are_tried_first() -> None:
-    _, chosen = choices((1.0, 9.0))
-    assert sorted(chosen[:8]) == [False] * 4 + [True] * 4

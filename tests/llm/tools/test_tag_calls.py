@@ -1,4 +1,4 @@
-"""Values between tags that hold such tags, and calls in which tags are missing."""
+"""Calls between tags and in JSON, with values of any form: tags in values, tags that miss, texts for objects."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from edgellm.llm.tools.json_calls import bare, gemma, mistral, tagged
 from edgellm.llm.tools.tag_calls import pairs, xml
-from edgellm.llm.tools.values import Tool
+from edgellm.llm.tools.values import Schema, Tool, read_loose, typed
 
 TEXT = {"type": "string"}
 TOOLS: dict[str, Tool] = {
@@ -116,3 +117,149 @@ def test_text_around_calls_is_kept() -> None:
     found, rest = read(xml, f"{XML.format('b')}\nAnd now:\n{XML.format('c')}\nDone.")
     assert [values["content"] for _, values in found] == ["b", "c"]
     assert rest.split() == ["And", "now:", "Done."]
+
+
+# --- calls in JSON ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('"arguments": "{\\"a\\": \\"\\\\ud83d\\"}"', {"a": "\ufffd"}), ('"arguments": "Rome"', {"arguments": "Rome"}),
+        ('"arguments": "{} and more"', {"arguments": "{} and more"}),
+        ('"arguments": ""', {}), ('"arguments": null', {}),
+        ('"parameters": {"a": NaN}', {"a": "NaN"}), ('"arguments": {"a": "x\ny"}', {"a": "x\ny"}), ('"a": 1', {}),
+        ('"arguments": {"a": True, \'b\': None}', {"a": True, "b": None}),
+    ],
+)  # fmt: skip
+def test_arguments_are_always_an_object(written: str, arguments: object) -> None:
+    call = '{"name": "f", ' + written + "}"
+    for parse, text in ((tagged, f"<tool_call>{call}</tool_call>"), (bare, call), (mistral, f"[TOOL_CALLS][{call}]")):
+        calls, _ = parse(text, {"f": {}}, True)
+        assert [json.loads(one.arguments) for one in calls] == [arguments]
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "5", '{"a": ' + "[" * 101 + "]" * 101 + "}", '{"a": ' + "[" * 5000, "{"])
+def test_what_is_no_call_stays_as_it_is(arguments: str) -> None:
+    text = '<tool_call>{"name": "f", "arguments": ' + arguments + "}</tool_call>"
+    assert tagged(text, {}, True) == ([], text)
+
+
+def test_python_forms_count_once_the_reply_has_ended() -> None:
+    text = "<tool_call>{'name': 'f', 'arguments': {'a': True}}</tool_call>"
+    assert tagged(text, {}, False) == ([], text)
+    assert [one.arguments for one in tagged(text, {}, True)[0]] == ['{"a": true}']
+
+
+S, N = {"type": "string"}, {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("written", "properties", "values"),
+    [
+        ("max-results:5,a.b:1,a/b:2", {}, {"max-results": 5, "a.b": 1, "a/b": 2}),
+        ("$select:~id~,@type:~t~,größe:1,2nd:3", {}, {"$select": "id", "@type": "t", "größe": 1, "2nd": 3}),
+        ("to:{Basic LLM Chain:{main:[[{node:~X~}]]}}", {}, {"to": {"Basic LLM Chain": {"main": [[{"node": "X"}]]}}}),
+        ("~a b~:1,\"c\":2,'d':3", {}, {"a b": 1, "c": 2, "d": 3}), ("a:b:1", {"a:b": N}, {"a:b": 1}),
+        ("path=~x~,save_as='r, s.docx',n=2", {}, {"path": "x", "save_as": "r, s.docx", "n": 2}),
+        ("city:Paris,days:2", {"city": S, "days": N}, {"city": "Paris", "days": 2}),
+        ("city:Paris, France: north,days:2", {"city": S, "days": N}, {"city": "Paris, France: north", "days": 2}),
+        ("a:True,b:None,c:FALSE,d:null", {}, {"a": True, "b": None, "c": False, "d": None}),
+        ("a:{x: [1, 2]},b:[1],c:{y:1}", {"a": S, "b": S, "c": {}}, {"a": "{x: [1, 2]}", "b": "[1]", "c": {"y": 1}}),
+        ("a:True,b:007,c:1.10", {"a": S, "b": S, "c": S}, {"a": "True", "b": "007", "c": "1.10"}),
+        ("n:5.0,m:{n:5.0}", {"n": N, "m": {"properties": {"n": N}}}, {"n": 5, "m": {"n": 5}}),
+        ("tags:[red, dark blue],o:{k:v w}", {}, {"tags": ["red", "dark blue"], "o": {"k": "v w"}}),
+        ("ids:[1,2]", {"ids": {"items": S}}, {"ids": ["1", "2"]}),
+        ("m:{k:1}", {"m": {"additionalProperties": S}}, {"m": {"k": "1"}}),
+        ('"a": "b, c: d}", "e": [\'x\', "y"]', {}, {"a": "b, c: d}", "e": ["x", "y"]}),
+        ('q:~say "hi", a:b {x}~', {}, {"q": 'say "hi", a:b {x}'}),
+        ("q:~a}<tool_call|> b~,n:1", {}, {"q": "a}<tool_call|> b", "n": 1}),
+        ("q:~the ~ mark~,n:1", {}, {"q": 'the <|"|> mark', "n": 1}), ("q:~~,r:~\n~", {}, {"q": "", "r": "\n"}),
+        ("q:~a~n:1", {"q": S, "n": N}, {"q": "a", "n": 1}), (" n : 5 , q : ~ x ~,\n", {}, {"n": 5, "q": " x "}),
+        ('q:"quoted" and more,r:it\'s,n:1', {"q": S, "r": S, "n": N}, {"q": '"quoted" and more', "r": "it's", "n": 1}),
+        ("url:https://a.b/c?d=e,n:1", {"url": S, "n": N}, {"url": "https://a.b/c?d=e", "n": 1}),
+        ("code:if (x) { y }", {"code": S}, {"code": "if (x) { y }"}),
+        ("a:NaN,b:-1e999,c:,d:1e3", {}, {"a": "NaN", "b": "-1e999", "c": "", "d": 1000.0}), ("", {}, {}),
+    ],
+)  # fmt: skip
+def test_arguments_are_read(written: str, properties: dict[str, Any], values: dict[str, Any]) -> None:
+    tools = {"f": {"function": {"parameters": {"properties": properties}}}}
+    call = "<|tool_call>call:f{" + written.replace("~", '<|"|>') + "}"
+    for text, ended in ((f"{call}<tool_call|>" * 2, False), (f"{call}\n<tool_call|>\n{call}", True)):
+        calls, rest = gemma(text, tools, ended)
+        assert [json.dumps(json.loads(one.arguments)) for one in calls] == [json.dumps(values)] * 2
+        assert not rest.strip()
+
+
+def test_open_brackets_end_with_the_reply_or_the_call() -> None:
+    text = '<|tool_call>call:f{a:{b:[<|"|>x<|"|>'
+    for whole, ended in ((text, True), (f"{text}<tool_call|>", False)):
+        assert [one.arguments for one in gemma(whole, {}, ended)[0]] == ['{"a": {"b": ["x"]}}']
+    (call,), _ = gemma("<|tool_call>call:f{a:[{<tool_call|>:[", {}, False)
+    assert call.arguments == '{"a": [{}]}'
+    for cut in (text, text[:-5], text[:22], "<|tool_call>call:f", "<|tool_call>call:f{a:"):
+        assert gemma(cut, {}, False) == ([], cut)
+
+
+# --- values without quotation marks -----------------------------------------------------------------------------------
+
+
+STRING, INTEGER, NUMBER, BOOLEAN, ARRAY, OBJECT, NULL = (
+    {"type": kind} for kind in ("string", "integer", "number", "boolean", "array", "object", "null")
+)
+ROOT = {"$defs": {"S": STRING, "a/b": INTEGER, "S T": {"$ref": "#/$defs/S"}, "loop": {"$ref": "#/$defs/loop"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        *((STRING, text, text) for text in ("12345", "true", "None", "[1]", '{"a": 1}', '"a"', " a ", "", "1.10")),
+        ({"anyOf": [STRING, NULL]}, "12345", "12345"), ({"anyOf": [STRING, NULL]}, "True", "True"),
+        ({"anyOf": [STRING, NULL]}, "null", None), ({"type": ["string", "null"]}, "None", None),
+        ({"type": "string", "nullable": True}, "null", None), ({"type": "STRING"}, "5", "5"),
+        ({"oneOf": [STRING, ARRAY]}, "5", "5"), ({"oneOf": [STRING, ARRAY]}, "['a']", ["a"]),
+        ({"anyOf": [STRING, INTEGER]}, "5", 5), ({"type": ["string", "integer"]}, "007", "007"),
+        ({"allOf": [STRING, {"minLength": 1}]}, "5", "5"),
+        ({"allOf": [{"anyOf": [STRING, INTEGER]}, STRING]}, "5", "5"),
+        ({"$ref": "#/$defs/S"}, "7", "7"), ({"$ref": "#/$defs/a~1b"}, "7.0", 7), ({"$ref": "#/$defs/S%20T"}, "7", "7"),
+        ({"$ref": "#/$defs/loop"}, "7", 7), ({"$ref": "#/$defs/none"}, "7", 7), ({"$ref": "elsewhere"}, "7", 7),
+        ({"enum": ["10", "20"]}, "10", "10"), ({"enum": ["10", "20"]}, "30", "30"), ({"enum": [1, "1"]}, "1", 1),
+        ({"enum": ["none", "all"]}, "none", "none"), ({"enum": ["10"]}, " 10\n", "10"), ({"enum": ["a"]}, '"a"', "a"),
+        ({"const": "1"}, "1", "1"), ({"const": None}, "None", None), ({"enum": [True, "x"]}, "TRUE", True),
+        (BOOLEAN, "True", True), (BOOLEAN, "FALSE", False), (BOOLEAN, " false ", False), (BOOLEAN, "maybe", "maybe"),
+        (INTEGER, "5", 5), (INTEGER, "5.0", 5), (INTEGER, "1e3", 1000), (INTEGER, "5.5", 5.5), (INTEGER, "-0", 0),
+        (INTEGER, "five", "five"), (NUMBER, "5.0", 5.0), (NUMBER, "5", 5),
+        (NUMBER, "NaN", "NaN"), (NUMBER, "1e999", "1e999"),
+        ({"anyOf": [INTEGER, NULL]}, "None", None), ({"anyOf": [INTEGER, NULL]}, "5.0", 5),
+        (ARRAY, "[1]", [1]), (ARRAY, "['a', \"b\"]", ["a", "b"]),
+        (ARRAY, "[True, None, 'it\\'s']", [True, None, "it's"]),
+        (OBJECT, "{'a': True}", {"a": True}), (OBJECT, "{'a': {'b': [1.5, {}]}}", {"a": {"b": [1.5, {}]}}),
+        (OBJECT, "{'a': 'b', }", {"a": "b"}), (OBJECT, "{'a': 1", "{'a': 1"), (ARRAY, "[see above]", "[see above]"),
+        ({}, "True", True), ({}, "5", 5), ({}, "{color: red}", "{color: red}"), (True, "5", 5), (False, "5", 5),
+        (None, "None", None), ({"type": 5, "enum": 5, "anyOf": 5, "allOf": {}}, "x", "x"),
+        (ARRAY, "[" * 5000, "[" * 5000),
+    ],
+)  # fmt: skip
+def test_a_value_has_the_type_of_its_schema(schema: Any, text: str, value: object) -> None:
+    found = typed(text, Schema(schema, ROOT))
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"['a\n\t\\b', '\u00fc\x41', '\d', '\ud83d\ude00', '\ud83d']", ["a\n\t\\b", "üA", r"\d", "😀", "\ufffd"]),
+        ('["say \\"hi\\"", \'"\', "\'"]', ['say "hi"', '"', "'"]),
+        (r"['\U0001F600', '\UFFFFFFFF']", ["😀", "\ufffd"]),
+    ],
+)  # fmt: skip
+def test_texts_have_the_escapes_of_json_and_python(text: str, value: object) -> None:
+    assert read_loose(text) == (value, len(text))
+
+
+def test_a_schema_of_many_references_is_read_in_part() -> None:
+    many = {str(i): {"allOf": [{"$ref": f"#/$defs/{i + 1}"}] * 50} for i in range(50)}
+    schema = Schema({"$ref": "#/$defs/0", "properties": {"a": STRING}}, {"$defs": many})
+    assert typed("5", schema) == 5
+    assert schema.names() == {"a"}
+    assert typed("5", schema.property("a")) == "5"

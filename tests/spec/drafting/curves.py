@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve
 
-LINEAR = CostCurve((1, 64), (1.0, 64.0))
 curves = st.lists(st.floats(0.0, 3.0), min_size=len(KNOTS) - 1, max_size=len(KNOTS) - 1).map(
     lambda more: CostCurve(KNOTS, tuple(itertools.accumulate([1.0, *more])))
 )

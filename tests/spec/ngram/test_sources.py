@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,16 @@ from hypothesis import strategies as st
 from edgellm.engine import Context, ContextSpec, LazyLogits, Model
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.reuse import LIFETIME, Reuse, plausible_segment
-from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, ContextIndex, Cursor, HistoryIndex
+from edgellm.spec.ngram.sources import (
+    DEEPEST,
+    NOTHING,
+    PROMPT_TAIL,
+    ROOT,
+    ContextIndex,
+    Cursor,
+    HistoryIndex,
+    SuffixAutomaton,
+)
 from edgellm.spec.ngram.template_replay import MAX_PROMPTS, Analogy, runs
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Chunk, Expected
@@ -26,27 +37,20 @@ def read(cursor: Cursor | None, n: int) -> list[int]:
     return found
 
 
-def test_the_context_goes_on_as_it_did_before() -> None:
+@pytest.mark.parametrize(
+    ("text", "offered"),
+    [
+        ([5, 6, 7, 8, 9, 5, 6], (7, 2, 1.0)),
+        ([5, 6, 7, 8, 9, 5, 6, 7], (8, 3, 1.0)),
+        ([1, 2, 0, 1, 3, 8, 1, 3, 7, 1], (3, 1, pytest.approx(2 / 3))),  # the likeliest, with its share
+        ([1, 2, 3], NOTHING),
+    ],
+)
+def test_the_context_goes_on_as_it_did_before(text: list[int], offered: tuple[int, int, float]) -> None:
     context = ContextIndex()
-    context.begin([5, 6, 7, 8, 9, 5, 6])
-    assert read(context.cursor(), 3) == [7, 8, 9]
-    context.extend([7])
-    token, matched, share = context.cursor().offer()
-    assert (token, matched, share) == (8, 3, 1.0)
-
-
-def test_of_several_continuations_the_likeliest_is_offered_with_its_share() -> None:
-    context = ContextIndex()
-    context.begin([1, 2, 0, 1, 3, 8, 1, 3, 7, 1])
-    token, matched, share = context.cursor().offer()
-    assert (token, matched) == (3, 1)
-    assert share == pytest.approx(2 / 3)
-
-
-def test_nothing_is_offered_behind_what_was_never_seen() -> None:
-    context = ContextIndex()
-    context.begin([1, 2, 3])
-    assert context.cursor().offer() == NOTHING
+    context.begin(text[:-1])
+    context.extend(text[-1:])
+    assert context.cursor().offer() == offered
 
 
 def test_where_a_match_ends_a_shorter_one_goes_on() -> None:
@@ -225,54 +229,32 @@ def reply(place: int, sender: int) -> list[int]:
     return [HI, sender, YES, 10, place, BYE]
 
 
-def test_names_and_places_of_this_letter_take_the_place_of_those_of_the_last() -> None:
+EVERY = [([1, 2, 100 + at], [200 + at]) for at in range(MAX_PROMPTS + 1)]
+
+
+@pytest.mark.parametrize(
+    ("past", "prompt", "written", "offered"),
+    [
+        ([(letter(PARK, ANNA), reply(PARK, ANNA))], letter(ZOO, BEN), [], reply(ZOO, BEN)),
+        ([(letter(PARK, ANNA), reply(PARK, ANNA)), ([50, 51, 52], [60, 61])], [50, 51, 54], [], [60, 61]),
+        ([(letter(PARK, ANNA), reply(PARK, ANNA))], [CARLA, 43, *letter(ZOO, BEN)], [[HI, CARLA, 43], [YES]],
+         [10, ZOO, BYE]),
+        ([([11, 12, 13], [90, 91, 92, 93])], [11, 12, 14], [[90, 92]], [93]),
+        ([], [1, 2, 3], [[1]], []), ([([5, 6], [7])], [1, 2, 3], [], []), (EVERY, [1, 2, 99], [], []),
+    ],
+    ids=["names and places of this letter", "the most similar conversation", "behind another name of the verifier's",
+         "a word left out", "no past", "nothing similar", "what every prompt has is not similar"],
+)  # fmt: skip
+def test_the_reply_to_a_similar_prompt_is_followed(
+    past: list[tuple[list[int], list[int]]], prompt: list[int], written: list[list[int]], offered: list[int]
+) -> None:
     analogy = Analogy()
-    analogy.add(letter(PARK, ANNA), reply(PARK, ANNA))
-    analogy.begin(letter(ZOO, BEN))
-    assert read(analogy.cursor(), 12) == reply(ZOO, BEN)
-
-
-def test_the_most_similar_conversation_is_followed() -> None:
-    analogy = Analogy()
-    analogy.add(letter(PARK, ANNA, ask=70), reply(PARK, ANNA))
-    analogy.add([50, 51, 52, 53], [60, 61])
-    analogy.begin([50, 51, 52, 54])
-    assert read(analogy.cursor(), 12) == [60, 61]
-
-
-def test_where_the_verifier_writes_another_name_the_thread_goes_on_behind_it() -> None:
-    analogy = Analogy()
-    analogy.add(letter(PARK, ANNA), reply(PARK, ANNA))
-    analogy.begin([CARLA, 43, *letter(ZOO, BEN)])
-    analogy.extend([HI, CARLA, 43])
-    analogy.extend([YES])
-    assert read(analogy.cursor(), 12) == [10, ZOO, BYE]
-
-
-def test_a_word_that_was_left_out_is_skipped() -> None:
-    analogy = Analogy()
-    analogy.add([11, 12, 13], [90, 91, 92, 93])
-    analogy.begin([11, 12, 14])
-    analogy.extend([90, 92])
-    assert read(analogy.cursor(), 12) == [93]
-
-
-def test_without_anything_similar_nothing_is_offered() -> None:
-    analogy = Analogy()
-    analogy.begin([1, 2, 3])
-    assert analogy.cursor() is None
-    analogy.extend([1])
-    analogy.add([5, 6], [7])
-    analogy.begin([1, 2, 3])
-    assert analogy.cursor() is None
-
-
-def test_what_every_prompt_has_says_nothing_about_which_is_similar() -> None:
-    analogy = Analogy()
-    for at in range(MAX_PROMPTS + 1):
-        analogy.add([1, 2, 100 + at], [200 + at])
-    analogy.begin([1, 2, 99])
-    assert analogy.cursor() is None
+    for conversation in past:
+        analogy.add(*conversation)
+    analogy.begin(prompt)
+    for tokens in written:
+        analogy.extend(tokens)
+    assert read(analogy.cursor(), 12) == offered
 
 
 small = st.lists(st.integers(0, 5), max_size=10)
@@ -301,3 +283,90 @@ def test_whatever_comes_it_offers_tokens_that_it_has_seen(
         cursor = analogy.cursor()
         assert cursor is None or cursor.offer()[0] in {*now, *past}
         analogy.extend([token])
+
+
+# --- the automaton against a search of the whole text -----------------------------------------------------------------
+
+
+texts = st.lists(st.integers(0, 3), max_size=DEEPEST)  # short enough for every count to be exact
+
+
+def grown(text: list[int]) -> SuffixAutomaton:
+    automaton = SuffixAutomaton()
+    automaton.extend(text)
+    return automaton
+
+
+def places(text: list[int], part: list[int]) -> list[int]:
+    """Where `part` ends in `text`."""
+    return [at + len(part) - 1 for at in range(len(text) - len(part) + 1) if text[at : at + len(part)] == part]
+
+
+def state_of(automaton: SuffixAutomaton, part: list[int]) -> int:
+    state = ROOT
+    for token in part:
+        state = automaton.step(state, token)
+        if state < 0:
+            return -1
+    return state
+
+
+@given(texts, st.lists(st.integers(0, 3), min_size=1, max_size=5))
+def test_it_knows_every_part_how_often_it_occurs_and_where_first(text: list[int], part: list[int]) -> None:
+    automaton = grown(text)
+    state, found = state_of(automaton, part), places(text, part)
+    if not found:
+        assert state < 0
+        return
+    assert automaton.count[state] == len(found)
+    assert automaton.end[state] == found[0]
+
+
+@given(texts, texts)
+def test_following_a_text_finds_its_longest_end(text: list[int], other: list[int]) -> None:
+    automaton = grown(text)
+    state, matched = ROOT, 0
+    for at, token in enumerate(other):
+        state, matched = automaton.follow(state, matched, token)
+        read = other[: at + 1]
+        longest = max(n for n in range(at + 2) if n == 0 or places(text, read[-n:]))
+        assert matched == longest
+
+
+@given(texts)
+def test_what_was_seen_is_the_longest_end_that_occurs_earlier_too(text: list[int]) -> None:
+    automaton = grown(text)
+    longest = max(n for n in range(len(text) + 1) if n == 0 or len(places(text, text[-n:])) > 1)
+    assert automaton.length[automaton.seen] == longest
+
+
+@given(texts, st.lists(st.integers(0, 3), min_size=1, max_size=4))
+def test_the_likeliest_is_what_followed_most_often(text: list[int], part: list[int]) -> None:
+    automaton = grown(text)
+    state = state_of(automaton, part)
+    if state < 0:
+        return
+    followed = Counter(text[end + 1] for end in places(text, part) if end + 1 < len(text))
+    token, to, count = automaton.likeliest(state)
+    assert count == max(followed.values(), default=0)
+    if followed:
+        assert followed[token] == count
+        assert to == automaton.step(state, token)
+    else:
+        assert token < 0
+
+
+@given(texts, texts)
+def test_it_grows_as_if_all_had_come_at_once(one: list[int], other: list[int]) -> None:
+    bit_by_bit, at_once = grown(one), grown([*one, *other][: DEEPEST * 2])
+    bit_by_bit.extend(other)
+    assert len(bit_by_bit) == len(at_once) == len(one) + len(other)
+    assert bit_by_bit.length == at_once.length
+    assert bit_by_bit.link == at_once.link
+    assert bit_by_bit.count == at_once.count
+
+
+def test_a_text_that_only_repeats_itself_stays_cheap() -> None:
+    automaton = grown([1] * 20_000)  # every count would be carried along 20,000 links
+    assert len(automaton.length) == 20_001
+    assert automaton.likeliest(automaton.seen)[0] == 1
