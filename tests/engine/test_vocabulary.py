@@ -15,7 +15,7 @@ from edgellm.engine.chat.tokenizing import DEPTH, LONG, tokenized
 from edgellm.engine.gguf.reader import check_gguf
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.engine.vocabulary import Entry
-from edgellm.errors import PromptTooLong, Stopped, TextRefused
+from edgellm.errors import PromptTooLong, TextRefused
 from testkit.gguf.random_model import CONTROL as MARKS
 from testkit.gguf.random_model import Shape, write
 from testkit.hostile.inputs import TEXTS
@@ -166,19 +166,6 @@ def test_a_text_that_takes_the_tokenizer_down_is_refused(model_of: ModelOf) -> N
     assert len(model_of("tekken").tokenize("e" * LONG)) > LONG // 4
 
 
-def test_the_process_is_kept_and_a_new_one_takes_its_place(model_of: ModelOf) -> None:
-    model, text = model_of("tekken"), "one two " * LONG
-    wanted, child = whole(model, text, False), model._tokenizer._child
-    assert model.tokenize(text).tolist() == wanted
-    before = child.pid
-    assert model.tokenize(text).tolist() == wanted
-    assert child.pid == before
-    child.kill()
-    while child.alive:
-        pass
-    assert model.tokenize(text).tolist() == wanted
-
-
 def test_what_takes_too_long_is_ended(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("exaone-moe")
     model.tokenize("one two " * LONG)
@@ -186,12 +173,6 @@ def test_what_takes_too_long_is_ended(model_of: ModelOf, monkeypatch: pytest.Mon
     monkeypatch.setattr("edgellm.engine.chat.tokenizing.BYTES_A_SECOND", 2**60)
     with pytest.raises(TextRefused, match="of the processor"):
         model.tokenize("\r\n" * 2**20)
-
-
-def test_who_has_given_up_is_heard(model_of: ModelOf) -> None:
-    looked = iter(range(4))
-    with pytest.raises(Stopped):
-        model_of("tekken").tokenize("\n" * 2**22, should_stop=lambda: next(looked, None) is None)
 
 
 @pytest.mark.parametrize("name", TEXTS)

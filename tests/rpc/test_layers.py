@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.errors import DeviceLost, LayersCorrupt, LayersMissing, NotPermitted, ProtocolError, StoreBusy
+from edgellm.errors import DeviceLost, LayersCorrupt, LayersMissing, ProtocolError, StoreBusy
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers import WINDOW, Cut, RateLimiter, clean, list_layers, method, write_manifest
 from edgellm.rpc.protos import layers_pb2 as pb
@@ -64,26 +64,6 @@ async def test_a_model_that_has_changed_meanwhile_is_noticed(store: LayerStore, 
         assert store.arrived(manifest.pieces[1]) == 0
         with pytest.raises(LayersCorrupt, match="has changed on this device"):
             await bring(address, manifest, [1], lambda _piece: iter([b"short"]))
-
-
-@in_loop
-async def test_only_paired_devices_with_the_right_to_files(
-    store: LayerStore, manifest: Manifest, cut: Cut, tmp_path: Path
-) -> None:
-    worker, owner, verifier = (device(tmp_path / name) for name in ("worker", "owner", "verifier"))
-    befriend(worker, owner, "files")
-    befriend(worker, verifier, "verify compute")
-    async with taking(store, worker) as address:
-        done, _ = await bring(address, manifest, [3], cut, owner)
-        assert done.sent == manifest.pieces[3].size
-        with pytest.raises(NotPermitted, match="no right to files"):
-            await bring(address, manifest, [4], cut, verifier)
-        with pytest.raises(NotPermitted):
-            async with open_channel(address, verifier) as channel:
-                await list_layers(channel, "desk")
-        with pytest.raises(DeviceLost):
-            await bring(address, manifest, [4], cut)  # in plain text
-    assert store.find(manifest.pieces[4]) is None
 
 
 @in_loop

@@ -13,17 +13,16 @@ import pytest
 
 from edgellm.engine import Model, ModelFile, Vocabulary
 from edgellm.engine.gguf.writer import tokenizer_file
-from edgellm.errors import NotPermitted, ProtocolError, VerifierUnreachable, VocabularyMismatch
+from edgellm.errors import ProtocolError, VerifierUnreachable, VocabularyMismatch
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HELLO, TOKENIZER
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client import verifier_tokenizer
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer
 from edgellm.services.server.servers import VerifierServer
 from edgellm.storage import name_of
-from tests.services.conftest import ANYWHERE, POSITIONS
+from tests.services.conftest import ANYWHERE
 from tests.services.scripted import scripted
 from tests.services.test_hello import different
 
@@ -192,19 +191,6 @@ def test_the_least_recently_used_ones_make_room(
     monkeypatch.setattr(verifier_tokenizer, "MOST_KEPT", len(whole) + 1500)
     open_tokenizer(ModelAddress(server.address), sha256(whole)).close()
     assert kept(folder) == sorted((f"{sha256(whole)}.gguf", "new.gguf"))
-
-
-def test_a_paired_device_with_the_right_to_verify_gets_it(
-    exact: Model, whole: bytes, host: Trust, guest: Trust, folder: Path
-) -> None:
-    with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, trust=host) as server:
-        where = ModelAddress(server.address)
-        open_tokenizer(where, sha256(whole), trust=guest, device=host.identity.id).close()
-        forget_tokenizer(sha256(whole))
-        host.peers.revoke(guest.identity.id, [Right.VERIFY])
-        with pytest.raises(NotPermitted, match="no right to verify"):
-            open_tokenizer(where, sha256(whole), trust=guest)
-    assert kept(folder) == []
 
 
 def test_a_model_file_that_is_gone_is_verified_with_all_the_same(exact: Model, tmp_path: Path) -> None:

@@ -174,16 +174,6 @@ def test_which_limit_was_reached_is_told_and_the_next_conversation_is_rendered(
             assert template.render(said("mug"), "", "") == "mug"
 
 
-def test_a_template_that_refuses_a_conversation_keeps_its_process(opened: Open) -> None:
-    template = opened("{{ raise_exception('turns!') if messages|length > 1 }}" + CONTENTS)
-    assert template.render(said("a"), "", "") == "a"
-    before = children()
-    with pytest.raises(ModelUnsupported, match=r"chat template of a model fails: ValueError: turns!\."):
-        template.render(said("a", "b"), "", "")
-    assert template.render(said("c"), "", "") == "c"
-    assert children() == before
-
-
 @pytest.mark.parametrize("name", LONG_TO_COMPILE)
 def test_no_expression_is_evaluated_while_it_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jinja's optimizer evaluates each part of an expression once for every level above it, and that in turn."""
