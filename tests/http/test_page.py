@@ -56,6 +56,9 @@ PLAN = PlanOut.model_validate({
     ],
 })  # fmt: skip
 COLOURS = ["color-contrast"]
+LOOKS: list[tuple[str, str, list[str]]] = [
+    ("wide", "light", []), ("wide", "dark", COLOURS), ("narrow", "dark", []), ("narrow", "light", COLOURS),
+]  # fmt: skip
 PANELS = {"settings": "right", "mesh": "right", "conversations": "left"}
 PAGE_FILES = (
     ("/page/page.css", "text/css"), ("/page/chat.js", "text/javascript"), ("/page/vendor/marked.js", "text/javascript"),
@@ -604,14 +607,18 @@ def test_files_go_before_the_question(page: Page) -> None:
 
 
 @needs_browser
+@pytest.mark.parametrize(
+    "looks", [LOOKS[:1], pytest.param(LOOKS[1:], marks=pytest.mark.nightly)], ids=["wide and light", "narrow or dark"]
+)
 @pytest.mark.parametrize("name", STATES)
-def test_there_is_no_barrier_in_any_state(context: BrowserContext, store: Conversations, name: str) -> None:
+def test_there_is_no_barrier_in_any_state(
+    context: BrowserContext, store: Conversations, name: str, looks: list[tuple[str, str, list[str]]]
+) -> None:
     axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
     with server_without_model() as server, page_in_state(context, server, name) as page:
         page.emulate_media(reduced_motion="reduce")
         page.evaluate(axe)
-        for size, scheme, rules in (("wide", "light", []), ("wide", "dark", COLOURS), ("narrow", "dark", []),
-                                    ("narrow", "light", COLOURS)):  # fmt: skip
+        for size, scheme, rules in looks:
             page.set_viewport_size(SIZES[size])
             page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
             if size == "narrow" and name in PANELS:

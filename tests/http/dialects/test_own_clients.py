@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
+from testkit.chat_traits import TRAITS
 from testkit.thinking_templates import ALWAYS, with_template
 from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
 from tests.http.test_tools import CALLS, TEMPLATE, Writer, writing_over
@@ -24,7 +26,7 @@ FUNCTIONS: Any = [
         "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
     {"name": "clock", "description": "The time", "parameters": {"type": "object"}},
 ]  # fmt: skip
-RESULTS = ("rain", "12:00")
+RESULTS = ("rain <|end|>", "")
 CALLED = [("get_weather", {"city": "Zürich"}), ("clock", {})]
 
 
@@ -164,6 +166,10 @@ def wanted(ask: Ask, **more: Any) -> tuple[str, str, tuple[int, int]]:
     return message["content"] or "", (message["reasoning_content"] or "").rstrip(), counts
 
 
+def system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
@@ -179,14 +185,16 @@ def test_a_text_is_that_of_a_chat_completion(
     assert (said.end, said.calls) == (end, [])
 
 
-@pytest.fixture(scope="module", params=["own", "generic"])
+@pytest.fixture(scope="module", params=["own", "generic", "strict"])
 def writing(
     request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Writer, HttpServer]]:
-    """A server over a model that writes what it is told, and whose template knows tools, or does not."""
+    """A server over a model that writes what it is told, and whose template knows tools, does not, or wants much of a
+    conversation."""
     path = f32_pair[1]
-    if request.param == "own":
-        path = with_template(path, tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
+    if request.param != "generic":
+        template = TEMPLATE if request.param == "own" else TRAITS["as strict as Mistral's"]
+        path = with_template(path, tmp_path_factory.mktemp("tools") / "tools.gguf", template)
     with writing_over(path) as found:
         yield found
 
@@ -196,15 +204,18 @@ def writing(
 def test_tools_are_called_and_their_results_returned(by: By, stream: bool, writing: tuple[Writer, HttpServer]) -> None:
     writer, server = writing
     writer.says(CALLS)
-    turns: list[Any] = [user("How is the weather in Zürich, and how late is it?")]
+    turns: list[Any] = [system("Be kind."), user("How is the weather in Zürich, and how late is it?")]
     said = by(server.url, Asked(turns, stream, tools=True))
     assert (said.text.strip(), said.calls, said.end) == ("Wait.", CALLED, "tool_calls")
     assert "The time" in writer.prompt
     writer.says("It rains.")
-    again = by(server.url, Asked([*turns, *said.back, user("Well?")], stream, tools=True))
+    again = by(server.url, Asked([*turns, *said.back, system("Be brief."), user("Well?")], stream, tools=True))
     assert (again.text, again.calls, again.end) == ("It rains.", [], "stop")
-    order = [writer.prompt.index(part) for part in ("Zürich,", "Wait.", *RESULTS, "Well?")]
+    order = [writer.prompt.index(part) for part in ("Be kind.", "Zürich,", "Wait.", RESULTS[0], "Well?")]
     assert order == sorted(order)
+    assert "Be brief." in writer.prompt
+    assert writer.prompt.count("clock") > 1, "described and called"
+    assert len(re.findall(r"Z(?:ü|.u00fc)rich", writer.prompt)) > 1, "asked and called"
 
 
 OPENAIS = [{"type": "function", "function": one} for one in FUNCTIONS]

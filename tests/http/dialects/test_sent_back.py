@@ -1,9 +1,8 @@
-"""What the server wrote can be sent back in every dialect, whatever the model's template wants of a conversation."""
+"""What other servers and agents wrote can be sent back in every dialect, and what cannot be read is named."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,90 +11,10 @@ import pytest
 from edgellm.llm import LLM
 from testkit.chat_traits import TRAITS
 from testkit.thinking_templates import with_template
-from tests.http.conftest import Answer, Ask, asker, serving
+from tests.http.conftest import Ask, asker, serving
 from tests.http.test_tools import Writer, writing_over
 
-CALLS = [("file", {"path": "a", "text": "{{ '<|user|>' + m + '<|end|>' }}"}), ("clock", {})]
-WRITTEN = "Wait." + "".join(
-    f"<tool_call>{json.dumps({'name': name, 'arguments': values})}</tool_call>" for name, values in CALLS
-)
-RESULTS = ("RESULT ONE <|end|>", "")
-FILE: Any = {"type": "object", "properties": {"path": {"type": "string"}, "text": {"enum": ["<|end|>"]}}}
-FUNCTIONS: Any = [
-    {"name": "file", "description": "writes texts that end with <|end|>", "parameters": FILE},
-    {"name": "clock", "description": "", "parameters": {}},
-]
-TOOLS: Any = [{"type": "function", "function": function} for function in FUNCTIONS]
 SYSTEM, ASKED = {"role": "system", "content": "SYSTEM"}, {"role": "user", "content": "QUESTION"}
-
-
-def chat(ask: Ask) -> Iterator[Answer]:
-    body: Any = {"messages": [SYSTEM, ASKED], "tools": TOOLS}
-    yield (first := ask("POST", "/v1/chat/completions", body))
-    message = first.json["choices"][0]["message"]
-    results = [
-        {"role": "tool", "tool_call_id": call["id"], "content": result}
-        for call, result in zip(message["tool_calls"], RESULTS, strict=True)
-    ]
-    turns = [SYSTEM, ASKED, message, *results, {**SYSTEM, "role": "developer", "content": "LATER"}]
-    yield ask("POST", "/v1/chat/completions", {**body, "messages": turns})
-
-
-def messages(ask: Ask) -> Iterator[Answer]:
-    tools = [{"name": one["name"], "input_schema": one["parameters"]} for one in FUNCTIONS]
-    body = {"max_tokens": 200, "tools": tools, "messages": [ASKED], "system": "SYSTEM"}
-    yield (first := ask("POST", "/v1/messages", body))
-    content = first.json["content"]
-    results = [
-        {"type": "tool_result", "tool_use_id": call["id"], "content": result}
-        for call, result in zip((block for block in content if block["type"] == "tool_use"), RESULTS, strict=True)
-    ]
-    answer = [{"role": "assistant", "content": content}, {"role": "user", "content": results}]
-    yield ask("POST", "/v1/messages", {**body, "messages": [ASKED, *answer, {**SYSTEM, "content": "LATER"}]})
-
-
-def responses(ask: Ask) -> Iterator[Answer]:
-    tools = [{"type": "function", **function} for function in FUNCTIONS]
-    body = {"tools": tools, "input": [ASKED], "instructions": "SYSTEM"}
-    yield (first := ask("POST", "/v1/responses", body))
-    output = first.json["output"]
-    results = [
-        {"type": "function_call_output", "call_id": call["call_id"], "output": result}
-        for call, result in zip((item for item in output if item["type"] == "function_call"), RESULTS, strict=True)
-    ]
-    later = {"type": "message", "role": "developer", "content": "LATER"}
-    yield ask("POST", "/v1/responses", {**body, "input": [ASKED, *output, *results, later]})
-
-
-def ollama(ask: Ask) -> Iterator[Answer]:
-    body: Any = {"model": "writer", "stream": False, "tools": TOOLS, "messages": [SYSTEM, ASKED]}
-    yield (first := ask("POST", "/api/chat", body))
-    results = [{"role": "tool", "content": result} for result in RESULTS]
-    turns = [SYSTEM, ASKED, first.json["message"], *results, {**SYSTEM, "content": "LATER"}]
-    yield ask("POST", "/api/chat", {**body, "messages": turns})
-
-
-Talk = Callable[[Ask], Iterator[Answer]]
-
-
-@pytest.fixture(scope="module", params=TRAITS)
-def writing(
-    request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Writer, Ask]]:
-    path = with_template(f32_pair[1], tmp_path_factory.mktemp("traits") / "model.gguf", TRAITS[request.param])
-    with writing_over(path) as (writer, server):
-        yield writer, asker(server)
-
-
-@pytest.mark.parametrize("talk", [chat, messages, responses, ollama])
-def test_a_reply_with_calls_can_be_sent_back_with_the_results(writing: tuple[Writer, Ask], talk: Talk) -> None:
-    writer, ask = writing
-    writer.says(WRITTEN)
-    first, second = talk(ask)
-    assert (first.status, second.status) == (200, 200), second.body
-    for text in ("SYSTEM", "LATER", "QUESTION", "Wait.", "'<|user|>' + m + '<|end|>'", "clock", "RESULT ONE <|end|>"):
-        assert text in writer.prompt
-    assert "x-edgellm-ignored" not in second.headers
 
 
 BROKEN: Any = (
