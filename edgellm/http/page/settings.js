@@ -67,11 +67,12 @@ export function showBudget() {
 
 // Returns the parameters of a request. What was left empty is the server's choice.
 export function parameters() {
-  const body = { model: byId("model").value || undefined, budget: budget() < 1 ? budget() : undefined };
+  const alone = byId("pair").hidden; // no draft model, and so nothing to choose about verifying
+  const body = { model: byId("model").value || undefined, budget: budget() < 1 && !alone ? budget() : undefined };
   for (const name of NUMBERS) if (byId(name).value !== "" && byId(name).checkValidity()) body[name] = Number(byId(name).value);
   const think = byId("think").value;
   if (think) body.think = think === "on";
-  if (byId("require_verified").checked) body.require_verified = true;
+  if (byId("require_verified").checked && !alone) body.require_verified = true;
   if (byId("copying").value) body.retrieval = byId("copying").value;
   return body;
 }
@@ -111,6 +112,7 @@ export async function showModels(status) {
     showBudget();
   }
   const own = byId("model").value === status.model ? status : status.models?.find((one) => one.name === byId("model").value);
+  byId("pair").hidden = Boolean(own) && !own.draft;
   const pair = own?.draft ? `${own.draft} drafts, ${own.verifier ?? own.name} verifies` : "";
   for (const name of SAMPLING) {
     byId(name).placeholder = own?.sampling?.[name] ?? "the model's";
