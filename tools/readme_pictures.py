@@ -1,6 +1,6 @@
 """Makes the README's pictures: real replies of the default pair, at a terminal and on the page, with who wrote what.
 
-    .venv/bin/python -m tools.readme_pictures [terminal|page ...]
+    .venv/bin/python -m tools.readme_pictures [terminal|page|panels ...]
 
 The models have to be here: `edgellm pull smollm2:135m`. Conversations go to a folder that is removed afterwards.
 """
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from rich.text import Text
 from edgellm.system import cache_dir
 from testkit import ROOT
 from testkit.browser.page_states import opened_browser
+from tools.first_hour import two_devices
 
 FOLDER = ROOT / "docs" / "pictures"
 EDGELLM = (sys.executable, "-m", "edgellm")
@@ -99,10 +101,42 @@ def draw_page() -> None:
                 page.press("#question", "Enter")
                 expect(page.locator(".said")).to_have_count(count, timeout=_REPLY_MS)
                 expect(page.locator(".said").last).to_contain_text("tokens", timeout=_REPLY_MS)
+            page.locator("#model").scroll_into_view_if_needed()
             page.screenshot(path=FOLDER / "page.png")
     finally:
         served.send_signal(signal.SIGINT)
         served.wait()
+
+
+def draw_panels() -> None:
+    """Take pictures of the page's panel with one model, a pair, a paired desk, and once the desk is gone, and put them
+    side by side."""
+    shots = list[str]()
+    with two_devices() as devices, opened_browser() as browser:
+        laptop, desk = devices["laptop"], devices["desk"]
+
+        def shoot(said: str, state: str) -> None:
+            page = browser.new_page(viewport={"width": 1280, "height": 800})
+            page.goto(re.findall(r"Web page: (\S+)", said)[0])
+            expect(page.locator("#state")).to_have_text(state, timeout=_REPLY_MS)
+            shots.append(b64encode(page.locator("#panel").screenshot()).decode())
+            page.close()
+
+        for words in ("-m smollm2:135m --draft none", ""):
+            shoot(laptop.run(f"edgellm serve --http-port 0 {words}&"), "ready")
+            laptop.kill()
+        code = re.findall(r"edgellm pair (127\S+ \S+)", desk.run("edgellm pair --name desk --port 0&"))[0]
+        laptop.run(f"edgellm pair --name laptop {code}")
+        verifier = desk.run("edgellm serve --role verifier -m smollm2:135m --paired-only --no-http --port 0&")
+        at = re.findall(r"at (127\S+\d)", verifier)[0]
+        said = laptop.run(f"edgellm serve --peer {at} --http-port 0&")
+        shoot(said, "ready")
+        desk.kill()
+        shoot(said, "desk is away")
+        whole = browser.new_page(viewport={"width": 1360, "height": 800})
+        images = "".join(f'<img src="data:image/png;base64,{shot}">' for shot in shots)
+        whole.set_content(f'<body style="margin: 0"><p style="display: inline-flex; margin: 0">{images}</p>')
+        whole.locator("p").screenshot(path=FOLDER / "panels.png")
 
 
 @contextmanager
@@ -116,7 +150,7 @@ def _empty_home() -> Iterator[None]:
         yield
 
 
-PICTURES: dict[str, Callable[[], None]] = {"terminal": draw_terminal, "page": draw_page}
+PICTURES: dict[str, Callable[[], None]] = {"terminal": draw_terminal, "page": draw_page, "panels": draw_panels}
 
 
 def main(*names: str) -> int:
