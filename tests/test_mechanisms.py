@@ -33,6 +33,7 @@ class Mechanism:
 
 
 MECHANISMS = {
+    "forced text": Mechanism("spec/ngram/forced.py", "spec/params.py", '"forced text"'),
     "reuse": Mechanism("spec/ngram/reuse.py", "spec/params.py", '"reuse"'),
     "calibration": Mechanism("spec/ngram/calibration.py", "spec/params.py", '"calibration"'),
     "templates": Mechanism("spec/ngram/template_replay.py", "spec/params.py", '"templates"'),

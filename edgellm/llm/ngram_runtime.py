@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 
 from edgellm.engine import Message, Model, ShouldStop, never
 from edgellm.engine.lm_head import why_lazy
@@ -15,7 +15,9 @@ from edgellm.llm.cost_curves import LINK_CURVE, ModelCurve
 from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.ngram.retriever import DraftIndex, PastConversation, Retriever
+from edgellm.spec.params import has
 from edgellm.spec.protocols import Verifier
+from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.types import Ids
 
 _UNOPENED = 32  # latest replies that are remembered while nothing is copied
@@ -72,13 +74,21 @@ class NgramRuntime:
                 self._opened.add(conversation)
                 self._opened.index_pending()
 
-    def begin(self, sources: Collection[str]) -> Retriever | None:
-        """Return a retriever from `sources` for one reply, until `end`; None while another reply uses the index."""
+    def begin(self, sources: Collection[str], grammar: ReplyGrammar | None = None) -> Retriever | None:
+        """Return a retriever from `sources` for one reply, by `grammar`, until `end`; None while another reply uses the
+        index."""
         index = self.index
-        copies = index.take(sources)
+
+        forced = None if grammar is None or not has("forced text") else partial(self._forced, grammar)
+        copies = index.take(sources, forced)
         if copies is not None and not index.policy.cost.given.filled and (curve := self.curve()).filled:
             index.policy.use_curve(curve)  # It has been measured.
         return copies
+
+    def _forced(self, grammar: ReplyGrammar, text: Ids) -> Sequence[int]:
+        said = grammar.forced(text)
+        found: list[int] = self.model.tokenize(said.decode("utf-8", "ignore")).tolist() if said else []
+        return found
 
     def end(self) -> None:
         """End the reply of `begin`, and correct the cost curve by its decodes."""

@@ -85,7 +85,7 @@ class ReplyPlan:
         return found
 
 
-def plan_reply(engine: PairEngine, wanted: WantedReply) -> ReplyPlan:
+def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | None = None) -> ReplyPlan:
     """Return the plan of a reply by this pair. Its `copies` are the reply's until `NgramRuntime.end`."""
     options, knowledge, draft, verifier = wanted.options, engine.knowledge, engine.draft, engine.verifier
     translation = engine.fit.translation
@@ -100,7 +100,7 @@ def plan_reply(engine: PairEngine, wanted: WantedReply) -> ReplyPlan:
     checked = lossless and plan.first is None and options.budget != 0.0
     speculates, speculator = _choose_speculator(engine, options, checked)
     sources, retrieval = _choose_sources(engine, options, checked, speculates)
-    copies = None if sources is None else engine.retrieval.begin(sources)
+    copies = None if sources is None else engine.retrieval.begin(sources, grammar)
     drafts = draft is not None and options.drafter is None and (verifier is not None or copies is None)
     if sources is not None and copies is None:
         retrieval = "no retrieval: another reply is using it"
@@ -262,14 +262,15 @@ def write(
     """Write a reply while idle work is suspended. Raise ProfileUnusable."""
     prompt, retrieval = wanted.prompt, engine.retrieval
     with engine.idle.suspended():
-        plan = plan_reply(engine, wanted)
+        grammar = ReplyGrammar.of(wanted.sampling.constraint, engine.text.grammar)
+        plan = plan_reply(engine, wanted, grammar)
         try:
             _log.debug("reply to a prompt of %d tokens: %s", len(prompt), "; ".join(filter(None, plan.reasons)))
             yield from plan.notices
             if explain:
                 told = (*plan.reasons, wanted.channels.reason, *engine.reasons)
                 yield from (Explanation(None, reason) for reason in told if reason)
-            rules, terms = _rules(engine, wanted, plan)
+            rules, terms = _rules(engine, wanted, plan, grammar)
             state = GenerationState(
                 prompt, wanted.sampling, _limits(engine, wanted.options, plan), rules=rules, terms=terms,
                 should_stop=should_stop, explain=explain, channel=wanted.channels.channel, on_progress=on_progress,
@@ -298,14 +299,16 @@ def _limits(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> Gener
     )  # fmt: skip
 
 
-def _rules(engine: PairEngine, wanted: WantedReply, plan: ReplyPlan) -> tuple[DraftRules, VerdictTerms]:
+def _rules(
+    engine: PairEngine, wanted: WantedReply, plan: ReplyPlan, grammar: ReplyGrammar | None
+) -> tuple[DraftRules, VerdictTerms]:
     """Return the rules of drafts, and the terms of verdicts."""
     choice, verifier = plan.choice, plan.verifier
     alike = verifier is None or verifier.capabilities.choice.draws_alike(wanted.sampling)
     rules = DraftRules(
         choice.stop_below, choice.lookup_below, greedy=not alike and plan.checked,
         context=ContextLookup(wanted.prompt) if choice.lookup_below else None, prompt=wanted.draft_prompt,
-        grammar=ReplyGrammar.of(wanted.sampling.constraint, engine.text.grammar),
+        grammar=grammar,
     )  # fmt: skip
     if plan.copies is None:
         return rules, VerdictTerms(wanted.options.logprobs)

@@ -49,10 +49,11 @@ SOURCES = {
     "analogy": "the reply to a similar prompt, with its names replaced",
     "calibration": "the model's predictions while it read the prompt",
     "reuse": "the rest of a rejected draft",
+    "schema": "what the reply's JSON schema leaves no choice about",
 }
 """The sources that drafts can be retrieved from."""
 _RETRIEVALS = {"auto": "all sources that pay off", "off": "none", **SOURCES}
-DEFAULT_SOURCES = ("context", "history", "analogy")
+DEFAULT_SOURCES = ("context", "history", "analogy", "schema")
 """The default sources: calibration and reuse cost as much as they bring."""
 ANY_TOOL = "*"
 """The `tool_choice` for a call of any tool, which the model decides."""
@@ -259,6 +260,7 @@ MECHANISMS = {
     "calibration": "edgellm.spec.ngram.calibration",
     "early exit": "edgellm.llm.early_exit",
     "fitting": "edgellm.llm.profiling",
+    "forced text": "edgellm.spec.ngram.forced",
     "importance": "edgellm.spec.drafters.importance",
     "parallel drafting": "edgellm.spec.drafters.parallel",
     "prompt difficulty": "edgellm.spec.gates.prompt_difficulty",

@@ -273,6 +273,8 @@ class GrammarState(Protocol):
 
     def mask(self, text: Ids) -> npt.NDArray[np.bool_]: ...
 
+    def forced(self, text: Ids) -> bytes: ...
+
 
 class ReplyGrammar:
     """The grammar of one reply, and the position in it of one drafter or verifier."""
@@ -332,12 +334,22 @@ class ReplyGrammar:
         if self.follows(text, drafted) == len(drafted):
             self._mask(np.concatenate((text, drafted)))
 
+    def forced(self, text: Ids) -> bytes:
+        """Return the only bytes that may follow `text` (n,); none where there is a choice."""
+        part = self._part(text)
+        return b"" if part is None else self._grammar.forced(part)
+
     def _mask(self, text: Ids) -> npt.NDArray[np.bool_] | None:
         """Return which tokens may follow `text`; None where the grammar has not begun."""
+        part = self._part(text)
+        return None if part is None else self._grammar.mask(part)
+
+    def _part(self, text: Ids) -> Ids | None:
+        """Return the part of `text` that the grammar is about; None where it has not begun."""
         reply, n = text[self._start :], len(self._after)
         if not n:
-            return self._grammar.mask(reply)
+            return reply
         if len(reply) < n:
             return None
         found = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(reply, n) == self._after).all(axis=1))
-        return self._grammar.mask(reply[found[0] + n :]) if len(found) else None
+        return reply[found[0] + n :] if len(found) else None

@@ -43,6 +43,17 @@ def test_a_server_follows_a_schema_for_its_own_replies(alone: LLM, f32_pair: tup
             assert ids(pair.reply(case(2), **options)) == ids(alone.reply(case(2), **options))
 
 
+@pytest.mark.usefixtures("rows_are_cheap")
+def test_forced_text_is_drafted_and_changes_nothing(alone: LLM, f32_pair: tuple[Path, Path]) -> None:
+    schema = {"type": "object", "properties": {"keyword": {"type": "string"}, "answer": {"type": "string"}}}
+    wanted = json.dumps(schema | {"required": ["keyword", "answer"], "additionalProperties": False})
+    options: Any = {"json_schema": wanted, "max_tokens": 100}
+    with LLM.open("none", f32_pair[1], threads=1, history=False) as fresh:
+        reply = fresh.reply(case(2), retrieval="schema", **options)
+        assert ids(reply) == ids(alone.reply(case(2), retrieval="off", **options))
+        assert dict(reply.summary.retrieved_from)["schema"] > 0
+
+
 def test_context_lookup_does_not_break_the_grammar(pair: LLM) -> None:
     """With a budget, tokens of the context replace doubtful drafts, which the grammar may forbid."""
     rules = DraftRules(grammar=ReplyGrammar(Listed(1), Constraint("", 0)), lookup_below=1.0)
@@ -96,6 +107,9 @@ class Listed:
 
     def mask(self, _text: Any) -> Any:
         return self._mask
+
+    def forced(self, _text: Any) -> bytes:
+        raise NotImplementedError
 
 
 def test_what_the_grammar_leaves_of_a_distribution() -> None:

@@ -224,6 +224,9 @@ class Counting:
         self.asked.append(len(text))
         return np.ones(99, dtype=np.bool_)
 
+    def forced(self, text: Any) -> bytes:
+        raise NotImplementedError
+
 
 def asked_for(position: int, prefix: list[int], draft: list[int]) -> VerifyRequest:
     chunk = Chunk(np.array(draft, np.int32))

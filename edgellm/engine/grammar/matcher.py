@@ -75,6 +75,17 @@ class Grammar:
             self._masks[len(text)] = bits
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=len(self._end), bitorder="little").view(np.bool_)
 
+    def forced(self, text: Ids) -> bytes:
+        """Return the only bytes that may follow the reply's `text` (n,); none where there is a choice. Raises as
+        `mask`."""
+        if len(text) and self._end[text[-1]]:
+            return b""
+        self.mask(text)
+        self._advance(text)
+        found: bytes = self._matcher.compute_ff_bytes()
+        self._check()
+        return found
+
     def _known(self, text: Ids) -> bytes | None:
         """Return the mask behind `text` if it is known; otherwise forget the masks of another text."""
         self._check()

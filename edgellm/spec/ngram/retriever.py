@@ -194,9 +194,9 @@ class DraftIndex:
         self._pending: list[PastConversation] = []
         self._busy = threading.Lock()
 
-    def take(self, names: Collection[str]) -> Retriever | None:
+    def take(self, names: Collection[str], forced: Callable[[Ids], Sequence[int]] | None = None) -> Retriever | None:
         """Return a retriever from the sources `names` of `SOURCES`, until `give`; None while another reply uses the
-        index."""
+        index. `forced` returns the tokens of the only text that the reply's grammar allows, if it has one."""
         if not self._busy.acquire(blocking=False):
             return None
         self._index()
@@ -206,6 +206,7 @@ class DraftIndex:
             "analogy": lambda: self._analogy or DraftSource(),
             "calibration": lambda: mechanism("calibration").Calibration(self._context, "context" not in names),
             "reuse": lambda: mechanism("reuse").Reuse(self._inside),
+            "schema": lambda: DraftSource() if forced is None else mechanism("forced text").ForcedText(forced),
         }
         sources = {name: opened[name]() if name in names else None for name in SOURCES}
         return Retriever(sources, self.policy.copies, inside=self._inside, is_eog=self._is_eog)

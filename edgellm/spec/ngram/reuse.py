@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgellm.spec.ngram.sources import NOTHING, Cursor, DraftSource, Offer
+from edgellm.spec.ngram.sources import Cursor, DraftSource, ListCursor
 from edgellm.spec.types import Chunk, Verdict
 
 LIFETIME = 3
@@ -76,22 +76,4 @@ class Reuse(DraftSource):
             self._rest = []
 
     def cursor(self) -> Cursor | None:
-        return ReuseCursor(self._rest) if self._rest else None
-
-
-class ReuseCursor:
-    """A cursor that offers the segment until it is drafted; tokens of other sources in between do not end it."""
-
-    __slots__ = ("_at", "_rest")
-
-    def __init__(self, rest: Sequence[int]) -> None:
-        self._rest, self._at = rest, 0
-
-    def offer(self) -> Offer:
-        if self._at >= len(self._rest):
-            return NOTHING
-        return self._rest[self._at], self._at + 1, 1.0  # The correction replaces one token.
-
-    def advance(self, token: int) -> None:
-        if self._at < len(self._rest) and token == self._rest[self._at]:
-            self._at += 1
+        return ListCursor(self._rest, 1) if self._rest else None

@@ -201,6 +201,25 @@ class DraftSource:
         return
 
 
+class ListCursor:
+    """A cursor that offers `tokens` one after the other; tokens of other sources in between do not end it. The first
+    one is offered as if `matched` tokens before it had occurred."""
+
+    __slots__ = ("_at", "_matched", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], matched: int) -> None:
+        self._tokens, self._matched, self._at = tokens, matched, 0
+
+    def offer(self) -> Offer:
+        if self._at >= len(self._tokens):
+            return NOTHING
+        return self._tokens[self._at], self._matched + self._at, 1.0
+
+    def advance(self, token: int) -> None:
+        if self._at < len(self._tokens) and token == self._tokens[self._at]:
+            self._at += 1
+
+
 class AutomatonCursor:
     """A cursor on the likeliest continuation of the longest match; at its end, of a shorter one."""
 

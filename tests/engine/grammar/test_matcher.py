@@ -167,6 +167,17 @@ def test_a_valid_text_is_allowed_and_ends(model: Model, schema: Any, valid: str)
     assert not grammar.mask(ids[:-1])[end] or schema == {"type": "integer", "minimum": 1}
 
 
+def test_what_a_schema_leaves_no_choice_about(model: Model) -> None:
+    schema = {"type": "object", "properties": {"day": {"type": "string"}, "n": {"type": "integer"}}}
+    grammar = model.grammar(json.dumps(schema | {"required": ["day", "n"], "additionalProperties": False}))
+    forced = {"": b'{"day":"', '{"d': b'ay":"', '{"day":"': b"", '{"day":"x",': b'"n":', '{"day":"x","n":5}': b""}
+    for text, found in forced.items():
+        assert grammar.forced(model.tokenize(text)) == found, text
+    whole = model.tokenize('{"day":"x","n":5}')
+    assert grammar.forced(np.append(whole, np.array([model.end_of_turn], np.int32))) == b""
+    assert grammar.mask(whole)[model.end_of_turn], "asking has changed nothing"
+
+
 class Add(BaseModel):
     kind: Literal["add"] = "add"
     left: Expression

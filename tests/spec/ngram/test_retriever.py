@@ -219,6 +219,21 @@ def test_the_past_is_bounded() -> None:
     assert MOST_TOKENS // 4 <= known.tokens <= MOST_TOKENS
 
 
+def test_what_a_schema_forces_is_offered_until_the_model_divides_it_otherwise() -> None:
+    forced = {(1, 2): [5, 6, 7], (1, 2, 5): [6, 7], (1, 2, 5, 9): [8]}
+    known = memory()
+    copies = known.take(("schema",), lambda text: forced.get(tuple(text.tolist()), ()))
+    assert copies is not None
+    copies.begin(np.array([1, 2], dtype=np.int32))
+    assert list(copies.offers(lambda _: 0.0, 9).ids) == [5, 6, 7]
+    assert copies.follow(np.array([1, 2, 5], dtype=np.int32)) > 0
+    assert list(copies.offers(lambda _: 0.0, 9).ids) == [6, 7]
+    copies.follow(np.array([1, 2, 5, 9], dtype=np.int32))
+    assert list(copies.offers(lambda _: 0.0, 1).ids) == [8]
+    assert copies.follow(np.array([1, 2, 5, 9, 8], dtype=np.int32)) == 0
+    assert not copies.offers(lambda _: 0.0, 9).ids
+
+
 def test_what_was_said_is_made_ready_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     known = memory()
     indexed: list[int] = []
