@@ -36,7 +36,6 @@ MECHANISMS = {
     "forced text": Mechanism("spec/ngram/forced.py", "spec/params.py", '"forced text"'),
     "reuse": Mechanism("spec/ngram/reuse.py", "spec/params.py", '"reuse"'),
     "calibration": Mechanism("spec/ngram/calibration.py", "spec/params.py", '"calibration"'),
-    "templates": Mechanism("spec/ngram/template_replay.py", "spec/params.py", '"templates"'),
     "importance": Mechanism("spec/drafters/importance.py", "spec/params.py", '"importance"'),
     "parallel drafting": Mechanism("spec/drafters/parallel.py", "spec/params.py", '"parallel drafting"'),
     "rpc engine": Mechanism(

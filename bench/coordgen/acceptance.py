@@ -2,7 +2,7 @@
 
 Mean acceptance length is the tokens of the replies over the verifications. The verifier's own token counts, so 1 is
 plain decoding; the token of the prefill does not. Every method drafts all it finds, up to the same length.
-`calibration + reuse` are the paper's two techniques; `ours` adds past conversations, word by word and by analogy.
+`calibration + reuse` are the paper's two techniques; `ours` adds past conversations.
 Replies are greedy and of f32 copies of the models; each method must write the recorded reply.
 
 Columns: a task each, and the mean ratio to the method's base.
@@ -32,7 +32,7 @@ from testkit.questions import PairName
 
 _EMPTY = Chunk()
 PAPERS = ("calibration", "reuse")
-OURS = ("history", "analogy", *PAPERS)
+OURS = ("history", *PAPERS)
 BASES: dict[str, tuple[Callable[[], DraftSource], float]] = {
     "PLD": (PromptLookup, 0.35),
     "SAM": (SuffixLookup, 0.45),
@@ -40,7 +40,7 @@ BASES: dict[str, tuple[Callable[[], DraftSource], float]] = {
 }
 TOPPINGS: dict[str, tuple[str, ...]] = {
     "": (), " + calibration": ("calibration",), " + reuse": ("reuse",), " + calibration + reuse": PAPERS,
-    " + history": ("history",), " + history + analogy": ("history", "analogy"), " + ours": OURS,
+    " + history": ("history",), " + ours": OURS,
 }  # fmt: skip
 
 

@@ -21,7 +21,6 @@ from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, SEPARATOR, DraftSource, Offer
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import HistoryIndex as Past
-from edgellm.spec.ngram.template_replay import Analogy
 from edgellm.spec.params import SOURCES
 from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.types import Chunk, Round
@@ -138,7 +137,7 @@ class Method:
         seen, self.base = Seen(), base  # where calibration looks for the reply's end
         self.calibrates = "calibration" in others
         beside: dict[str, DraftSource] = {
-            "history": Past(), "analogy": Analogy(), "calibration": Calibration(seen), "reuse": Reuse(inside),
+            "history": Past(), "calibration": Calibration(seen), "reuse": Reuse(inside),
         }  # fmt: skip
         sources: dict[str, DraftSource | None] = {"base": base, **{name: beside[name] for name in others}}
         if self.calibrates:

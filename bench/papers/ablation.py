@@ -5,7 +5,7 @@ The replies are those of the pair's verifier to the paper's tasks; the code pair
 cases of a task are remembered from the first one on. The rows are plain decoding, then the paper's way: SAM, which
 copies from the context and from past replies, with drafts of a fixed length; with calibration (3.3), by what the model
 expects behind each token of the prompt; and with draft reuse (3.4), of what was rejected before. Then the same with
-our drafts, which are as long as pays by the cost curve, and at last with replies by analogy, which the paper has not.
+our drafts, which are as long as pays by the cost curve.
 
 Cells are the speed of decoding as a multiple of plain decoding, and behind the slash that of whole replies, with the
 prefill and its calibration. The last column has the paper's speeds on its summary task, for three models. The fourth
@@ -42,7 +42,6 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "our copies": ("context", "history"),
     "+ calibration": ("context", "history", "calibration"),
     "+ reuse": ("context", "history", "calibration", "reuse"),
-    "+ analogy": ("context", "history", "calibration", "reuse", "analogy"),
 }
 """All sources of drafts in ours."""
 CLAIMED = {"plain": "NPU", "SAM": "+SD", "SAM + calibration + reuse": "Ours"}

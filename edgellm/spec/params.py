@@ -46,14 +46,13 @@ TRUNCATIONS = ("auto", "disabled")
 SOURCES = {
     "context": "the prompt and the reply so far",
     "history": "past conversations, verbatim",
-    "analogy": "the reply to a similar prompt, with its names replaced",
     "calibration": "the model's predictions while it read the prompt",
     "reuse": "the rest of a rejected draft",
     "schema": "what the reply's JSON schema leaves no choice about",
 }
 """The sources that drafts can be retrieved from."""
 _RETRIEVALS = {"auto": "all sources that pay off", "off": "none", **SOURCES}
-DEFAULT_SOURCES = ("context", "history", "analogy", "schema")
+DEFAULT_SOURCES = ("context", "history", "schema")
 """The default sources: calibration and reuse cost as much as they bring."""
 ANY_TOOL = "*"
 """The `tool_choice` for a call of any tool, which the model decides."""
@@ -266,7 +265,6 @@ MECHANISMS = {
     "prompt difficulty": "edgellm.spec.gates.prompt_difficulty",
     "reuse": "edgellm.spec.ngram.reuse",
     "speculators": "edgellm.spec.drafters.speculator",
-    "templates": "edgellm.spec.ngram.template_replay",
     "translation": "edgellm.spec.drafters.translation",
 }
 """The modules of mechanisms, by name."""

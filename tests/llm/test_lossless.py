@@ -41,7 +41,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "copies": ("alone", {"retrieval": "context,history"}),
-    "all sources": ("alone", {"retrieval": "context,history,analogy,reuse,calibration"}),
+    "all sources": ("alone", {"retrieval": "context,history,reuse,calibration"}),
     "both models": ("pair", {}),
     "drafts": ("pair", {"retrieval": "off", "gate": "always", "gamma": 4}),
     "long drafts": ("pair", {"retrieval": "off", "gate": "always", "gamma": 7}),

@@ -79,7 +79,7 @@ def _range(confidence: float) -> int:
 
 MAX_MATCH = 8
 """Matches of this many tokens and more are one kind."""
-PRIORS = (0.35, 0.5, 0.5, 0.3, 0.4, 0.8)
+PRIORS = (0.35, 0.5, 0.3, 0.4, 0.8)
 """The prior chance of a token that only the source at this place of `params.SOURCES` offers."""
 _EXPECTED_TOKENS = 16.0  # tokens as expected that the trust in new chances starts with
 DECAY = 0.98

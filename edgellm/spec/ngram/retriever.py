@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from edgellm.spec.drafting.acceptance import Evidence, EvidenceAcceptance, evidence
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.ngram.sources import ContextIndex, Cursor, DraftSource, HistoryIndex
-from edgellm.spec.params import SOURCES, has, mechanism
+from edgellm.spec.params import SOURCES, mechanism
 from edgellm.spec.types import Chunk, Expected, Ids, Verdict
 
 HOPELESS = 0.02
@@ -189,7 +189,6 @@ class DraftIndex:
         """Start empty. `inside` tells whether a token continues a word, `is_eog` whether it ends the turn."""
         self.policy, self._inside, self._is_eog = policy, inside, is_eog
         self._context, self._history = ContextIndex(), HistoryIndex()
-        self._analogy: Any = None  # from the first conversation on
         self._conversations: list[PastConversation] = []
         self._pending: list[PastConversation] = []
         self._busy = threading.Lock()
@@ -203,7 +202,6 @@ class DraftIndex:
         opened: dict[str, Callable[[], DraftSource]] = {
             "context": lambda: self._context,
             "history": lambda: self._history,
-            "analogy": lambda: self._analogy or DraftSource(),
             "calibration": lambda: mechanism("calibration").Calibration(self._context, "context" not in names),
             "reuse": lambda: mechanism("reuse").Reuse(self._inside),
             "schema": lambda: DraftSource() if forced is None else mechanism("forced text").ForcedText(forced),
@@ -237,9 +235,6 @@ class DraftIndex:
         new, self._pending = self._pending, []
         known, self._conversations = len(self._conversations) + len(new), recent([*self._conversations, *new])
         if len(self._conversations) < known:
-            self._history, self._analogy, new = HistoryIndex(), None, self._conversations
-        if new and self._analogy is None and has("templates"):
-            self._analogy = mechanism("templates").Analogy()
+            self._history, new = HistoryIndex(), self._conversations
         for conversation in new:
-            for source in filter(None, (self._history, self._analogy)):
-                source.add(conversation.prompt, conversation.reply)
+            self._history.add(conversation.prompt, conversation.reply)

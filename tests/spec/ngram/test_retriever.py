@@ -89,10 +89,9 @@ def test_what_was_replied_before_is_copied_and_takes_fewer_passes() -> None:
 
 def test_each_source_alone_finds_what_it_is_for() -> None:
     verifier = FakeVerifier(chain(3, eog_at=30))
-    for name in ("history", "analogy"):
-        known = memory()
-        events(known, [1, 2, 3], verifier, names=[name])
-        assert events(known, [1, 2, 3], verifier, names=[name])[1].accepted > 10, name
+    known = memory()
+    events(known, [1, 2, 3], verifier, names=["history"])
+    assert events(known, [1, 2, 3], verifier, names=["history"])[1].accepted > 10
     loop = FakeVerifier(lambda prefix: np.eye(10, dtype=np.float32)[1 + int(prefix[-1]) % 5] * 9)
     assert events(memory(), [1, 2, 3, 4, 5, 1, 2], loop, names=["context"])[1].accepted > 20
 

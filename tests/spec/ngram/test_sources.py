@@ -1,4 +1,4 @@
-"""The sources of copies: context, history, expectations of the model, rejected drafts, and replies by analogy."""
+"""The sources of copies: context, history, expectations of the model, and rejected drafts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from edgellm.spec.ngram.sources import (
     HistoryIndex,
     SuffixAutomaton,
 )
-from edgellm.spec.ngram.template_replay import MAX_PROMPTS, Analogy, runs
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Chunk, Expected
 from edgellm.spec.verification import LIKELY, plausible
@@ -215,74 +214,6 @@ def test_of_what_nobody_computed_nothing_is_known_to_the_contrary(verifier_model
         all_known = plausible(chunk, context.decode(ids, outputs=9), 1)
     assert marks == (*all_known[:3], *[True] * 5)
     assert not all(all_known)
-
-
-MEET, AT, END, HI, YES, BYE = 1, 2, 3, 4, 5, 6  # words that every letter has
-ANNA, BEN, CARLA, PARK, ZOO = 20, 21, 22, 30, 31
-
-
-def letter(place: int, sender: int, ask: int = 7) -> list[int]:
-    return [MEET, AT, place, END, 8, sender, 9, ask]
-
-
-def reply(place: int, sender: int) -> list[int]:
-    return [HI, sender, YES, 10, place, BYE]
-
-
-EVERY = [([1, 2, 100 + at], [200 + at]) for at in range(MAX_PROMPTS + 1)]
-
-
-@pytest.mark.parametrize(
-    ("past", "prompt", "written", "offered"),
-    [
-        ([(letter(PARK, ANNA), reply(PARK, ANNA))], letter(ZOO, BEN), [], reply(ZOO, BEN)),
-        ([(letter(PARK, ANNA), reply(PARK, ANNA)), ([50, 51, 52], [60, 61])], [50, 51, 54], [], [60, 61]),
-        ([(letter(PARK, ANNA), reply(PARK, ANNA))], [CARLA, 43, *letter(ZOO, BEN)], [[HI, CARLA, 43], [YES]],
-         [10, ZOO, BYE]),
-        ([([11, 12, 13], [90, 91, 92, 93])], [11, 12, 14], [[90, 92]], [93]),
-        ([], [1, 2, 3], [[1]], []), ([([5, 6], [7])], [1, 2, 3], [], []), (EVERY, [1, 2, 99], [], []),
-    ],
-    ids=["names and places of this letter", "the most similar conversation", "behind another name of the verifier's",
-         "a word left out", "no past", "nothing similar", "what every prompt has is not similar"],
-)  # fmt: skip
-def test_the_reply_to_a_similar_prompt_is_followed(
-    past: list[tuple[list[int], list[int]]], prompt: list[int], written: list[list[int]], offered: list[int]
-) -> None:
-    analogy = Analogy()
-    for conversation in past:
-        analogy.add(*conversation)
-    analogy.begin(prompt)
-    for tokens in written:
-        analogy.extend(tokens)
-    assert read(analogy.cursor(), 12) == offered
-
-
-small = st.lists(st.integers(0, 5), max_size=10)
-
-
-@given(small, small)
-def test_every_run_says_where_it_comes_from(prompt: list[int], text: list[int]) -> None:
-    at = 0
-    for place, length in runs(prompt, text):
-        if place < 0:
-            assert text[at] not in prompt
-        else:
-            assert prompt[place : place + length] == text[at : at + length]
-        at += length
-    assert at == len(text)
-
-
-@given(small, small, small, st.lists(st.integers(0, 5), max_size=12))
-def test_whatever_comes_it_offers_tokens_that_it_has_seen(
-    prompt: list[int], past: list[int], now: list[int], comes: list[int]
-) -> None:
-    analogy = Analogy()
-    analogy.add(prompt, past)
-    analogy.begin(now)
-    for token in comes:
-        cursor = analogy.cursor()
-        assert cursor is None or cursor.offer()[0] in {*now, *past}
-        analogy.extend([token])
 
 
 # --- the automaton against a search of the whole text -----------------------------------------------------------------
