@@ -96,7 +96,7 @@ def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
     for keys, *wanted in (
         ("/help\r", "Ctrl-C stops a reply"), ("/und", "take back the last question"),
         ("\t\r", "There is nothing to undo."), ("/colors\r", "written by the verifier alone"),
-        ("/stats\r", "There is no reply yet"), ("Where is\\\rmy mug?\r", ". my mug?", "all verified"),
+        ("/stats\r", "There is no reply yet"), ("Where is\\\rmy mug?\r", ". my mug?", "5 tokens"),
         ("/stats\r", "tokens of context are used"), ("/clear\r", "The next question starts a new conversation."),
         ("/nonsense\r", "There is no command /nonsense"), ('"""one\rtwo"""\r', "tokens"),
     ):  # fmt: skip

@@ -174,7 +174,7 @@ def test_of_a_reply_without_drafts_there_is_nothing_to_save(pair: LLM) -> None:
     """As where the verifier is away from the start."""
     assert pair.engine.knowledge is not None
     first = pair.engine.knowledge.first
-    assert first.end(first.begin((), improves=False)[0], 4, ()) is None
+    assert first.end(first.begin(())[0], 4, ()) is None
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
