@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from itertools import combinations
@@ -112,11 +114,15 @@ def test_a_verifier_that_has_moved_is_found_where_it_announces_itself(
     exact: Model, host: Trust, guest: Trust, prompt: Ids, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
-    looks: list[int] = []
+    looks: list[bool] = []
+    looking = threading.Lock()
 
     def late(*asked: Any) -> list[Address]:
-        looks.append(len(looks))
-        return announced_addresses(*asked) if len(looks) > 2 else []
+        looks.append(looking.acquire(blocking=False))
+        found = announced_addresses(*asked)
+        if looks[-1]:
+            looking.release()
+        return found if len(looks) > 2 else []
 
     monkeypatch.setattr(verifier_client, "announced_addresses", late)
     made = [VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, trust=host) for _ in range(2)]
@@ -125,10 +131,14 @@ def test_a_verifier_that_has_moved_is_found_where_it_announces_itself(
             remote = RemoteVerifier(first.address, exact.vocabulary, trust=guest, timing=SLOW)
             session = remote.open(GenerationState())
             before = session.submit(prompt, Chunk()).result()
+        for _ in range(100):  # replies in a hurry
+            assert not remote.open(GenerationState()).ready()
+            time.sleep(0.01)
         with announce(ServiceKind.DEVICE, host.identity.id.short, moved.address.port, ["127.0.0.1"]):
             until(session.ready)
         assert session.submit(prompt, Chunk()).result().tokens.tolist() == before.tokens.tolist()
         assert len(looks) < 10, "it is found as soon as it can be"
+        assert all(looks), "one search at a time"
         remote.close()
 
 

@@ -232,16 +232,18 @@ class RemoteVerifier(Verifier):
         """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved. Where it
         was seen is tried about every two seconds, and less often the longer it is away; what it announces, at once."""
         away = 0.0  # seconds, as counted here: a clock may have run on while this machine slept
+        announced: asyncio.Future[list[Address]] | None = None  # one at a time, however many replies are in a hurry
         while self._channel is None:
             await asyncio.sleep(min(self.retry.next(), _RECONNECT_SECONDS))
             peer = self._peer()
             pause = max(BROWSE_SECONDS if peer else _RECONNECT_SECONDS, min(_LONGEST_PAUSE, _PAUSE_SHARE * away))
             known = dict.fromkeys([self._address, *(peer.addresses if peer else ())])
+            if peer and (announced is None or announced.done()):
+                announced = asyncio.ensure_future(self._announced(peer, pause))
             looks: list[Coroutine[Any, Any, list[Address] | None]] = [listening([one]) for one in known]
-            looks += [self._announced(peer, pause)] if peer else []
             tasks = [asyncio.ensure_future(look) for look in (*looks, self._pause(pause))]
             try:
-                for look in asyncio.as_completed(tasks):
+                for look in asyncio.as_completed([*tasks, announced] if announced else tasks):
                     for address in (found := await look) or ():
                         if self._channel is None:
                             await self._try(address)
@@ -254,8 +256,11 @@ class RemoteVerifier(Verifier):
             self._hurry.clear()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not where a reply wants the verifier, or this machine has come into another network."""
+        """Wait, but only half a second where a reply wants the verifier, or this machine has come into another
+        network."""
         before = own_hosts()
+        await asyncio.sleep(_RECONNECT_SECONDS)
+        seconds -= _RECONNECT_SECONDS
         while seconds > 0.0 and not self._hurry.is_set() and own_hosts() == before:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._hurry.wait(), min(1.0, seconds))
