@@ -199,12 +199,12 @@ class DraftIndex:
         if not self._busy.acquire(blocking=False):
             return None
         self._index()
-        opened: dict[str, Callable[[], DraftSource]] = {
+        opened: dict[str, Callable[[], DraftSource | None]] = {
             "context": lambda: self._context,
             "history": lambda: self._history,
             "calibration": lambda: mechanism("calibration").Calibration(self._context, "context" not in names),
             "reuse": lambda: mechanism("reuse").Reuse(self._inside),
-            "schema": lambda: DraftSource() if forced is None else mechanism("forced text").ForcedText(forced),
+            "schema": lambda: None if forced is None else mechanism("forced text").ForcedText(forced),
         }
         sources = {name: opened[name]() if name in names else None for name in SOURCES}
         return Retriever(sources, self.policy.copies, inside=self._inside, is_eog=self._is_eog)
