@@ -119,6 +119,7 @@ def draw_panels() -> None:
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             page.goto(re.findall(r"Web page: (\S+)", said)[0])
             expect(page.locator("#state")).to_have_text(state, timeout=_REPLY_MS)
+            expect(page.locator("#model")).not_to_have_value("")
             shots.append(b64encode(page.locator("#panel").screenshot()).decode())
             page.close()
 
