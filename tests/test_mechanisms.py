@@ -48,7 +48,6 @@ MECHANISMS = {
     "fitting": Mechanism("llm/profiling.py spec/gates/fitting.py", "spec/params.py", '"fitting"'),
     "prompt difficulty": Mechanism("spec/gates/prompt_difficulty.py", "spec/params.py", '"prompt difficulty"'),
     "gates by importance": Mechanism("spec/gates/synera.py", "spec/params.py", 'f"{_SYNERA}'),
-    "graph switching": Mechanism("coldstart/graph_switching.py"),
     "mtp": Mechanism("engine/speculators/mtp.py", "engine/model.py", ".speculators.mtp"),
     "eagle3": Mechanism("engine/speculators/eagle3.py", "engine/model.py", ".speculators.eagle3"),
     "speculators": Mechanism(

@@ -33,8 +33,6 @@ class Home:
 
     The reply to `tokens_in` prompt tokens has `tokens_out`, the first of which ends the prefill. The `objective` is the
     time to minimise: to the first token (`ttft`, the paper's), or to the last. `cold`: devices load their layers first.
-    `waited`: the share of the time for which a device waited for a processor when it was measured; 0: no figure is
-    doubtful.
 
     Raises `InvalidOption` if there is no device.
     """
@@ -48,7 +46,6 @@ class Home:
     overhead: MemoryOverhead = MemoryOverhead()
     overlap: Overlap = "streamed"
     cold: bool = True
-    waited: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.devices:

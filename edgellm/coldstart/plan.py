@@ -304,24 +304,6 @@ def _does_not_fit(home: Home, task: Task) -> PlanImpossible:
     )
 
 
-def likely(waited: float, seconds: float) -> tuple[float, float]:
-    """Return the range in which a planned time is likely to lie, which is wide where the figures are doubtful: a device
-    that `waited` for a processor when it was measured may be done in the rest of the time, or wait as much longer."""
-    factor = 1.0 / max(0.1, 1.0 - waited)
-    return seconds / factor, seconds * factor
-
-
-def doubt(waited: float, seconds: float) -> str:
-    """Return the range of a planned time as a sentence; empty where the devices' figures are not doubtful."""
-    if not waited:
-        return ""
-    least, most = map(format_seconds, likely(waited, seconds))
-    return (
-        f"Doubtful, as the devices were busy when they were measured: instead of {format_seconds(seconds)} it may be"
-        f" {least} to {most}, and all other times as much shorter or longer."
-    )
-
-
 def format_seconds(seconds: float) -> str:
     """Format seconds for a reader: 2.50 s, 91.7 ms."""
     return f"{seconds:.2f} s" if seconds >= 0.1 or seconds == 0.0 else f"{seconds * 1e3:.1f} ms"

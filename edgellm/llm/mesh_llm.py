@@ -116,7 +116,7 @@ class Workload:
             model = replace(model, shape=replace(model.shape, bytes_per_activation=2.0))
         return Home(
             fleet.devices, model, self.tokens_in, self.tokens_out, self.objective, fleet.links, overhead,
-            cold=self.cold, waited=fleet.waited,
+            cold=self.cold,
         )  # fmt: skip
 
 

@@ -32,12 +32,11 @@ _MODEL: Numbers = {
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Devices, measured links between some of them, and a model if the file describes one. `waited` as for `Home`."""
+    """Devices, measured links between some of them, and a model if the file describes one."""
 
     devices: tuple[Device, ...]
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
     model: ModelCosts | None = None
-    waited: float = 0.0
 
 
 def preset(name: str) -> Fleet:

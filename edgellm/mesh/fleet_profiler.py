@@ -135,8 +135,7 @@ class Survey:
             latency = stored.line.round_trip / 2.0
             links[one, other] = Link(stored.line.up, latency)
             links[other, one] = Link(stored.line.down, latency)
-        waits = [speed.figures.waited for speed in self.speeds.values()] + [line.waited for line in self.lines.values()]
-        return Fleet(devices, links, waited=max(wait if wait > BUSY else 0.0 for wait in waits))
+        return Fleet(devices, links)
 
     def doubts(self) -> list[str]:
         """Return the figures that are doubtful, each with the reason, and what to do; nothing where none is."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgellm.coldstart.costs import ANY_LAYERS, Device, LayersOnDevice, Links, ModelCosts, TransformerShape
 from edgellm.coldstart.home import Home, MemoryOverhead, restrict_to_stored
-from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, doubt, format_seconds, plan, solve
+from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, format_seconds, plan, solve
 from edgellm.coldstart.problem import Stop, never
 from edgellm.engine import Dimensions, ModelFile, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
@@ -92,15 +92,11 @@ class Placement:
 
     @property
     def sentences(self) -> list[str]:
-        """The plan in sentences: the choice, what takes over behind the reply, what is done once before that, and the
-        range of the time where the devices' figures are doubtful."""
-        home, phases, seconds = self.home, self.phases, self.option.seconds(self.home.objective)
-        following = () if phases is None else phases.following
-        if phases is not None and following:
-            seconds = phases.reply.seconds if home.objective == "reply" else phases.reply.ttft
-        once = first_cut(home.model, [*self.shares, *following], home.devices)
-        told = [self.choice, phases.sentence] if phases is not None and following else [self.reason]
-        return [one for one in (*told, once, doubt(home.waited, seconds)) if one]
+        """The plan in sentences: the choice, what takes over behind the reply, and what is done once before that."""
+        following = () if self.phases is None else self.phases.following
+        once = first_cut(self.home.model, [*self.shares, *following], self.home.devices)
+        told = [self.choice, self.phases.sentence] if self.phases is not None and following else [self.reason]
+        return [one for one in (*told, once) if one]
 
     def why(self) -> list[tuple[str, str]]:
         """Return the reason for each device's layers, or for its having none."""

@@ -114,7 +114,7 @@ def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPl
         sites.append(RpcSite(device, fleet.links[HERE, name], fleet.links[name, HERE], kept))
     home = RpcHome(
         RpcSite(known[HERE]), tuple(sites), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective,
-        cards=bool(unit.name), cold=workload.cold, waited=fleet.waited,
+        cards=bool(unit.name), cold=workload.cold,
     )  # fmt: skip
     return replace(plan_rpc(home), workers={name: survey.workers[name] for name in given}, left_out=tuple(left_out))
 

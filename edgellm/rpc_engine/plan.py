@@ -17,7 +17,7 @@ import numpy as np
 
 from edgellm.coldstart.costs import Device, Link
 from edgellm.coldstart.home import Objective
-from edgellm.coldstart.plan import MIN_SAVING, doubt, format_seconds
+from edgellm.coldstart.plan import MIN_SAVING, format_seconds
 from edgellm.coldstart.problem import Floats
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf.memory import text_layers
@@ -101,7 +101,7 @@ class RpcHome:
     """The asking device and the `sites`, and the model and the reply that are planned for.
 
     `cards`: the asking device computes on graphics cards, which then have the last layers and the head. With `cold`
-    False everything is loaded. `waited` as for `Home`. Costs below are seconds to load, for the prompt, and for a
+    False everything is loaded. Costs below are seconds to load, for the prompt, and for a
     further token, (3,).
     """
 
@@ -113,7 +113,6 @@ class RpcHome:
     objective: Objective = "ttft"
     cards: bool = False
     cold: bool = True
-    waited: float = 0.0
 
     def seconds(self, option: RpcOption) -> float:
         """Return the time of an option that the objective minimises."""
@@ -250,7 +249,7 @@ class RpcPlacement:
                 f" device drafts, it takes {format_seconds(seconds(better))} and"
                 f" {format_seconds(better.token_s)} for each further token, against {format_seconds(best.token_s)}."
             )
-        return " ".join(filter(None, (text, doubt(self.home.waited, seconds(best)))))
+        return text
 
     @property
     def one_each(self) -> RpcOption | None:

@@ -17,7 +17,7 @@ from bench.harness.progress import track
 from bench.harness.runner import main, run
 from testkit import ROOT
 
-FAST = ("csgo/exact", "csgo/paper", "coordgen/graph_switching")
+FAST = ("csgo/exact", "csgo/paper")
 NIGHTLY = ("synera/early_exit", "coordgen/acceptance", "robustness/json_schema", "mesh/kill_worker")
 
 

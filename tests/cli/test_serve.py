@@ -6,7 +6,6 @@ import http.client
 import json
 import logging
 import os
-import plistlib
 import re
 import signal
 import socket
@@ -27,7 +26,7 @@ from hypothesis import strategies as st
 
 from edgellm.cli import http_serving
 from edgellm.cli.commands import running
-from edgellm.cli.commands.running import LABEL, UNIT, LaunchdManager, ServiceStatus, SystemdManager, serve_command
+from edgellm.cli.commands.running import UNIT, SystemdManager, serve_command
 from edgellm.cli.commands.serve import log_to_stderr
 from edgellm.cli.server_options import HTTPOptions
 from edgellm.engine import ModelFile, memory_fit
@@ -309,18 +308,17 @@ def test_nobody_forges_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a systemctl and a launchctl that write their arguments to `asked`, print the file `answer` and
-    fail where there is a file `fails`."""
+    """A folder with a systemctl that writes its arguments to `asked`, prints the file `answer` and fails where there is
+    a file `fails`."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("systemctl", "launchctl"):
-        script = folder / name
-        script.write_text(
-            f'#!/bin/sh\nhere={folder}\necho "$*" >> $here/asked\ncat $here/answer 2>/dev/null\n'
-            "[ ! -e $here/fails ] || { cat $here/fails >&2; exit 1; }\n",
-            encoding="utf-8",
-        )
-        script.chmod(0o755)
+    script = folder / "systemctl"
+    script.write_text(
+        f'#!/bin/sh\nhere={folder}\necho "$*" >> $here/asked\ncat $here/answer 2>/dev/null\n'
+        "[ ! -e $here/fails ] || { cat $here/fails >&2; exit 1; }\n",
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -379,22 +377,3 @@ def test_words_come_through_a_units_quoting(words: list[str]) -> None:
         for word in re.findall(r'"((?:[^"\\]|\\.)*)"', line.removeprefix("ExecStart="))
     ]
     assert read == words
-
-
-def test_an_agent_is_written_and_loaded_and_removed_again(
-    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    manager = running.service_manager()
-    assert isinstance(manager, LaunchdManager)
-    manager.install(serve_command(["--role", "worker"]))
-    agent = plistlib.loads(manager.file.read_bytes())
-    assert manager.file == tmp_path / "Library" / "LaunchAgents" / f"{LABEL}.plist"
-    assert agent["ProgramArguments"][1:] == ["-m", "edgellm", "serve", "--role", "worker"]
-    assert agent["EnvironmentVariables"]["EDGELLM_HOME"] == str(tmp_path / "a home")
-    assert agent["RunAtLoad"]
-    assert [words.split()[0] for words in asked(tools)] == ["bootout", "bootstrap"]
-    (tools / "answer").write_text(f"gui/501/{LABEL} = {{\n\tstate = running\n\tpid = 7\n", encoding="utf-8")
-    assert manager.status() == ServiceStatus(True, True, True, 7)
-    manager.uninstall()
-    assert manager.status() == ServiceStatus(installed=False)

@@ -15,7 +15,7 @@ import pytest
 
 from edgellm import system
 from edgellm.coldstart.home import Home
-from edgellm.coldstart.plan import doubt, plan
+from edgellm.coldstart.plan import plan
 from edgellm.engine import ModelFile
 from edgellm.engine.cores import CpuWait
 from edgellm.engine.gguf import synthetic_layers as timing
@@ -280,7 +280,6 @@ def test_figures_of_a_busy_machine_are_doubtful_and_short_lived(
     monkeypatch.setattr(CpuWait, "share", lambda _self: 0.6)
     first, _ = look(owner, layers, verifier_path)
     said = first.doubts()
-    assert "instead of 1.00 s it may be 0.40 s to 2.50 s" in doubt(first.fleet().waited, 1.0)
     assert any(one.startswith("desk: measured while the machine was busy (60%") for one in said)
     assert "the connection from here to desk: measured while this machine was busy" in said
     monkeypatch.setattr(CpuWait, "share", lambda _self: 0.0)
@@ -289,5 +288,4 @@ def test_figures_of_a_busy_machine_are_doubtful_and_short_lived(
     monkeypatch.setattr("edgellm.mesh.device_profiler.time.time", lambda: now + MAX_DOUBTFUL_AGE + 60.0)
     again, _ = look(owner, layers, verifier_path)
     assert again.doubts() == []
-    assert doubt(again.fleet().waited, 1.0) == ""
     assert again.speeds["desk"].figures.reason.startswith("measured while the machine was busy")

@@ -101,7 +101,6 @@ def _show_stages(
     """Make and print a plan for a fleet; for a measured one, what is to be deployed, too, and `more` for a script."""
     from edgellm.cli.views.mesh_view import figures, print_plan, say_context
     from edgellm.coldstart.home import Home
-    from edgellm.coldstart.plan import doubt
     from edgellm.coldstart.plan import plan as best_plan
     from edgellm.llm.mesh_llm import missing_layers, within
 
@@ -131,8 +130,8 @@ def _show_stages(
     else:
         speeds = {} if survey is None else survey.speeds
         print_plan(found, milliseconds, moves, {name: one.figures.unit for name, one in speeds.items()})
-        for sentence in filter(None, (once, doubt(home.waited, found.seconds(found.advised)))):
-            say(sentence, style="yellow")
+        if once:
+            say(once, style="yellow")
         say_context(context)
         if survey is not None:
             print_units(survey)

@@ -1,22 +1,20 @@
 """`edgellm ps` and `stop`: the servers that this user runs, and the models in their memory; `edgellm service`: the one
 that starts at login; `edgellm doctor`: the state of this device and its network.
 
-The service is a systemd unit on Linux, and on macOS a launchd agent, which has not been tried on a Mac.
+The service is a systemd unit; other systems are told what to do instead.
 """
 
 from __future__ import annotations
 
 import os
-import plistlib
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.text import Text
@@ -25,7 +23,6 @@ from edgellm.cli.options import DEFAULT, DEFAULT_DRAFT, AsJson, Interfaces, mode
 from edgellm.cli.views import console as ui
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable, ServiceFailed
 from edgellm.state import write_state
-from edgellm.system import state_dir, user
 
 if TYPE_CHECKING:
     from edgellm.diagnostics import Finding
@@ -119,8 +116,8 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"
 
 
-UNIT, LABEL = "edgellm.service", "local.edgellm.serve"
-_SECONDS = 30.0  # limit for a call of systemctl or launchctl
+UNIT = "edgellm.service"
+_SECONDS = 30.0  # limit for a call of systemctl
 _KEPT = ("EDGELLM_HOME", "EDGELLM_MODELS", "EDGELLM_PAIR", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
 """The variables that a service needs to find the same files; no token is written into a unit."""
 _SHOWN = ("ActiveState", "UnitFileState", "MainPID", "ExecMainStartTimestamp")
@@ -145,7 +142,7 @@ class ServiceStatus:
 
 
 class SystemdManager:
-    """systemd's manager of the user."""
+    """systemd's manager of the user. All methods raise ServiceFailed where systemd's own tool fails."""
 
     def __init__(self) -> None:
         config = os.environ.get("XDG_CONFIG_HOME")
@@ -184,63 +181,19 @@ class SystemdManager:
         return _call(["systemctl", "--user", *words], "there is no systemd for this user")
 
 
-class LaunchdManager:
-    """launchd's domain of the user. Not tried on a Mac."""
-
-    def __init__(self) -> None:
-        self.file = Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
-        self.log = state_dir() / "logs" / "serve.log"
-        self._domain = f"gui/{user()}"
-
-    def install(self, command: Sequence[str]) -> None:
-        """Write the agent and load it, in place of an earlier one."""
-        with suppress(ServiceFailed):  # there is no earlier agent
-            self._ask("bootout", f"{self._domain}/{LABEL}")
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        write_state(self.file, agent_plist(command, _environment(), self.log))
-        self._ask("bootstrap", self._domain, str(self.file))
-
-    def uninstall(self) -> None:
-        """Unload the agent and remove it."""
-        self._ask("bootout", f"{self._domain}/{LABEL}")
-        self.file.unlink(missing_ok=True)
-
-    def status(self) -> ServiceStatus:
-        """Return what launchd knows of the agent."""
-        if not self.file.exists():
-            return ServiceStatus(installed=False)
-        try:
-            lines = self._ask("print", f"{self._domain}/{LABEL}").splitlines()
-        except ServiceFailed:
-            return ServiceStatus(installed=True)
-        found = dict(line.strip().partition(" = ")[::2] for line in lines)
-        pid = found.get("pid", "")
-        return ServiceStatus(True, True, found.get("state") == "running", int(pid) if pid.isdigit() else None)
-
-    def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        """Return the call of tail."""
-        return ["tail", "-n", str(lines), *["-f"] * follow, str(self.log)]
-
-    @staticmethod
-    def _ask(*words: str) -> str:
-        return _call(["launchctl", *words], "launchd does not answer")
-
-
-ServiceManager: TypeAlias = SystemdManager | LaunchdManager
-"""A manager of programs that start at login. All methods raise ServiceFailed where the system's own tool fails."""
-
-
 def serve_command(words: Sequence[str]) -> list[str]:
     """Return the command that a service runs: this Python and this edgellm."""
     return [sys.executable, "-m", "edgellm", "serve", *words]
 
 
-def service_manager() -> ServiceManager:
+def service_manager() -> SystemdManager:
     """Return this system's manager of user services. Raise InvalidOption, with what to do instead, without one."""
     if sys.platform == "linux":
         return SystemdManager()
     if sys.platform == "darwin":
-        return LaunchdManager()
+        raise InvalidOption(
+            "edgellm installs no services on macOS.", f"Add as a login item: {shlex.join(serve_command([]))}"
+        )
     task = subprocess.list2cmdline([subprocess.list2cmdline(serve_command([]))])
     instead = f"On Windows: schtasks /Create /SC ONLOGON /TN edgellm /TR {task}"
     raise InvalidOption("edgellm installs no services on this system.", instead)
@@ -265,15 +218,6 @@ RestartPreventExitStatus=2
 [Install]
 WantedBy=default.target
 """
-
-
-def agent_plist(command: Sequence[str], environment: Mapping[str, str], log: Path) -> bytes:
-    """Return a launchd agent that runs `command` at login, and again after a failure."""
-    return plistlib.dumps({
-        "Label": LABEL, "ProgramArguments": list(command), "EnvironmentVariables": dict(environment),
-        "RunAtLoad": True, "KeepAlive": {"SuccessfulExit": False}, "StandardErrorPath": str(log),
-        "StandardOutPath": str(log),
-    })  # fmt: skip
 
 
 def _quoted(word: str) -> str:

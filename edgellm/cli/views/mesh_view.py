@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.views.console import emit_json, err, one_line, out, say, size, table
-from edgellm.coldstart.plan import Plan, PlannedStage, PlanOption, format_seconds, likely
+from edgellm.coldstart.plan import Plan, PlannedStage, PlanOption, format_seconds
 from edgellm.llm.mesh_timeline import Replies, comparison, planned_for
 
 if TYPE_CHECKING:
@@ -180,7 +180,6 @@ def figures(found: Plan, milliseconds: float) -> dict[str, Any]:
         "ttft_s": found.advised.ttft_s, "token_s": found.advised.token_s, "reply_s": found.advised.reply_s,
         "objective": found.home.objective, "overlap": found.home.overlap, "planner_ms": milliseconds,
         "optimal": found.optimal, "gap": found.gap, "reason": found.reason, "advice": found.advice,
-        "likely_s": likely(found.home.waited, found.seconds(found.advised)),
         "stages": [stage.to_json() for stage in found.advised.stages],
         "unused": [{"device": device, "reason": reason} for device, reason in found.idle],
         "warm_single_s": seconds.pop("warm_single"), "baselines": seconds,
