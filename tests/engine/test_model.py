@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, Message, Model, native
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.errors import EngineFailed, InvalidOption, ModelNotFound, ModelUnsupported
+from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 from tests.engine.conftest import MakeModel
 from tests.engine.headers import file, string
 
@@ -62,12 +62,6 @@ def test_there_is_no_such_token(draft_model: Model, token: int) -> None:
         draft_model.piece(token)
 
 
-def test_a_turn_ends_with_an_eog_token(draft_model: Model) -> None:
-    ends = [token for token in range(draft_model.n_vocab) if draft_model.is_eog(token)]
-    assert ends
-    assert set(ends) <= set(hidden(draft_model))
-
-
 def test_progress_is_told_and_may_stop_the_loading(draft_path: Path) -> None:
     shares: list[float] = []
     Model.load(draft_path, progress=shares.append).close()
@@ -81,11 +75,6 @@ def test_progress_is_told_and_may_stop_the_loading(draft_path: Path) -> None:
         Model.load(draft_path, progress=stop)
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound):
-        Model.load(tmp_path / "none.gguf")
-
-
 def test_llama_cpps_reason_is_told_and_nothing_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "odd.gguf"
     path.write_bytes(file([string(b"general.architecture", b"klingon")]))
@@ -95,13 +84,6 @@ def test_llama_cpps_reason_is_told_and_nothing_printed(tmp_path: Path, capfd: py
     with pytest.raises(ModelUnsupported, match="key not found"):
         Model.load(path)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_model_without_a_tokenizer(make_model: MakeModel, tmp_path: Path) -> None:
-    data = make_model().path.read_bytes().replace(b"\x04\0\0\0\0\0\0\0gpt2", b"\x04\0\0\0\0\0\0\0none")
-    (tmp_path / "shard.gguf").write_bytes(data)
-    with Model.load(tmp_path / "shard.gguf") as model, pytest.raises(ModelUnsupported, match="no tokenizer"):
-        model.tokenize("a")  # llama.cpp would abort
 
 
 def test_an_encoder_is_refused(draft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,13 +43,6 @@ def test_a_changed_token_is_found(entries: list[tuple[bytes, int]], data: st.Dat
     assert needed.match(two).different == two.match(needed).different == at
 
 
-@given(tokens)
-def test_equal_vocabularies_are_equal(entries: list[tuple[bytes, int]]) -> None:
-    one, two = made(entries), made(entries)
-    assert one == two
-    assert one.match(two) == VocabularyMatch(one.size)
-
-
 def test_a_shorter_vocabulary_differs_where_it_ends() -> None:
     entries = [(b"%d" % i, 4) for i in range(600)]
     long, short = made(entries), made(entries[:512])
