@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from edgellm.engine import Model
+from edgellm.engine.embedding.embedder import Embedder
+from edgellm.engine.model import LoadSpec
 from edgellm.http.middleware import HttpConfig
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
@@ -19,6 +22,7 @@ from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.spec.stream import Reply
 from edgellm.storage.chat_log import Conversations
+from testkit.gguf.architectures import write_bert
 
 HOME = Address.parse("127.0.0.1:0")
 QUESTION = "The film night is on Friday at 20:00.\n\nWhen is the film night?"
@@ -123,3 +127,11 @@ def server(own: LLM) -> Iterator[HttpServer]:
 @pytest.fixture
 def ask(server: HttpServer) -> Ask:
     return asker(server)
+
+
+@pytest.fixture(scope="package")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
+    path = tmp_path_factory.mktemp("embedding") / "bert.gguf"
+    write_bert(path)
+    with Model.load(path, LoadSpec(embeds=True)) as model, Embedder(model) as opened:
+        yield opened

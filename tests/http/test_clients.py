@@ -39,12 +39,16 @@ def test_unknown_fields_are_named_and_change_nothing(ask: Ask) -> None:
 def test_a_strict_server_refuses_them(own: LLM) -> None:
     with serving(own, "edgellm-verifier", strict=True) as server:
         ask = asker(server)
-        for stream in (False, True):
-            answer = ask("POST", CHAT, conversation(mirostat=2, stream=stream))
-            assert answer.status == 400
-            assert (answer.error["code"], answer.error["param"]) == ("unknown_parameter", "mirostat")
-        assert ask("POST", CHAT, conversation(**{"": 1})).error["message"].startswith("'' has no effect here.")
+        more: tuple[tuple[str, object], ...]
+        more = ("mirostat", 2), ("tools", [{"type": "custom"}]), ("reasoning_effort", "high"), ("think", True), ("", 1)
+        for name, value in more:
+            for stream in (False, True):
+                answer = ask("POST", CHAT, conversation(**{name: value}, stream=stream))
+                assert (answer.status, answer.error["code"]) == (400, "unknown_parameter")
+                assert answer.error["message"].startswith(f"'{answer.error['param']}' has no effect here.")
         assert ask("POST", CHAT, conversation(max_tokens=1)).status == 200
+        thinking = {"messages": conversation()["messages"], "thinking": {"type": "enabled", "budget_tokens": 9}}
+        assert ask("POST", "/v1/messages/count_tokens", thinking).status == 400
 
 
 def test_a_second_turn_as_clients_send_it(server: HttpServer, ask: Ask) -> None:
@@ -126,14 +130,9 @@ def test_json_objects_and_formats_that_are_refused(ask: Ask) -> None:
     answer = ask("POST", CHAT, conversation(response_format={"type": "json_object"}, max_tokens=400)).json
     if answer["choices"][0]["finish_reason"] == "stop":
         assert isinstance(json.loads(answer["choices"][0]["message"]["content"]), dict)
-    for form, said in (
-        ({"type": "json_schema"}, "response_format has no json_schema"),
-        ({"type": "json_schema", "json_schema": {"schema": {"type": "banana"}}}, "The JSON schema cannot be used"),
-        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "https://example.org"}}}, "Only references within"),
-    ):
-        refused = ask("POST", CHAT, conversation(response_format=form))
-        assert refused.status == 400
-        assert said in refused.error["message"]
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "banana"}}}
+    refused = ask("POST", CHAT, conversation(response_format=form))
+    assert (refused.status, "The JSON schema cannot be used" in refused.error["message"]) == (400, True)
 
 
 def test_keywords_that_a_reply_may_break_are_named(ask: Ask) -> None:

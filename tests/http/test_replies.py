@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import threading
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from edgellm.engine import Model
+from edgellm.http.admission import Admission
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
@@ -244,3 +246,22 @@ def test_everyone_gets_the_same_as_alone(own: LLM, f32_pair: tuple[Path, Path], 
             assert answers[at].status == 200
             said = answers[at].events if at < 4 else [answers[at].json]
             assert "".join(map(text_of, said)) == reply.summary.text
+
+
+def test_a_slot_that_is_given_just_when_its_request_leaves_goes_to_the_next() -> None:
+    async def settled() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def walk() -> None:
+        admission = Admission(2, 2)
+        await admission.acquire("small", 1)
+        leaves = asyncio.create_task(admission.acquire("small", 1))
+        stays = asyncio.create_task(admission.acquire("small", 1))
+        await settled()
+        admission.release("small")
+        leaves.cancel()
+        await settled()
+        assert (stays.done(), admission.running) == (True, 1)
+
+    asyncio.run(asyncio.wait_for(walk(), 60))

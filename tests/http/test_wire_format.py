@@ -11,8 +11,8 @@ from edgellm.http.model_host import ServedModel
 from edgellm.llm import LLM
 from edgellm.rpc.trust.trust import Peer
 from tests.http.conftest import Answer, Ask, asker, configured, conversation
+from tests.http.test_middleware import peer
 from tests.http.test_page import PLAN
-from tests.http.test_redact import peer
 from tests.http.test_streaming import Scripted, failing
 
 __all__ = ["peer"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgellm.http.server import HttpServer
+from testkit.chat_traits import TRAITS
+from testkit.thinking_templates import with_template
 from tests.http.conftest import QUESTION, Ask, asker
 from tests.http.dialects.test_own_clients import writing
-from tests.http.test_tools import Writer
+from tests.http.test_tools import Writer, writing_over
 
 __all__ = ["writing"]
 
@@ -33,7 +37,7 @@ HISTORY: Any = [
     {"type": "custom_tool_call_output", "call_id": "c", "output": {"a": "FOUND"}},
     {"type": "local_shell_call", "id": "x", "call_id": "d", "action": {"command": ["SHELL"]}, "status": "completed"},
     {"type": "local_shell_call_output", "id": "d", "output": "SHOWN"},
-    {"type": "reasoning", "summary": [], "encrypted_content": None},
+    {"type": "reasoning", "summary": [], "encrypted_content": None, "content": None},
 ]  # fmt: skip
 
 
@@ -57,8 +61,6 @@ HISTORY: Any = [
         (MESSAGES, {"messages": [U, {**A, "content": [{"type": "text", "text": "X", "citations": None}]}, U]}, None,
          ["X"]),
         (MESSAGES, {"messages": [{**U, "content": [DOCUMENT]}]}, None, ["The bus leaves at 8."]),
-        (MESSAGES, {"messages": [U], "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-         "tools.0.web_search_20250305", []),
         (RESPONSES, {"input": [U, {"type": "function_call", "name": "f", "call_id": "e", "arguments": "{}"}, {"type":
             "function_call_output", "call_id": "e", "output": [{"type": "input_image", "image_url": "data:"}]}]},
          "input.2.output.0.input_image", [PICTURE]),
@@ -68,6 +70,29 @@ HISTORY: Any = [
         (CHAT, {"messages": [U], "think": False, "tools": [FUNCTION]}, None, []),
         (OLLAMA, {"messages": [U], "think": "high"}, "think", []),
         (OLLAMA, {"messages": [{**U, "images": ["aGk="]}, A, U]}, None, [PICTURE]),
+        (RESPONSES, {"input": "Hi", "tools": [{"type": kind} for kind in
+            ("web_search", "local_shell", "mcp", "file_search")]},
+         "tools.0.web_search, tools.1.local_shell, tools.2.mcp, tools.3.file_search", []),
+        (RESPONSES, {"input": [U, {"type": "web_search_call"}, {"type": "item_reference", "id": "x"}, U]},
+         "input.1.web_search_call, input.2.item_reference", []),
+        (RESPONSES, {"input": [U, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."},
+            {"type": "sound", "text": 1}]}, U], "tool_choice": {"type": "web_search"}},
+         "input.1.content.1.sound, tool_choice.web_search", ["No."]),
+        (MESSAGES, {"tools": [{"type": "web_search_20250305", "name": "web_search"}, {"name": "clock"}],
+            "messages": [U, {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "input": {}},
+            {"type": "web_search_tool_result", "content": {"error": 1}}, {"type": "text", "text": "A"}]}, U]},
+         ("messages.1.content.0.server_tool_use, messages.1.content.1.web_search_tool_result,"
+          " tools.0.web_search_20250305"), []),
+        (MESSAGES, {"messages": [{"role": "developer", "content": "B"}, U], "metadata": {"user_id": "x" * 2000}}, None,
+         []),
+        (CHAT, {"messages": [U, {"role": "assistant", "tool_calls": [{"id": "c", "function": None}]},
+            {"role": "tool", "tool_call_id": "c", "content": "B"}]}, None, []),
+        (CHAT, {"messages": [U], "tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.custom", []),
+        (CHAT, {"messages": [U, {"role": "assistant", "tool_calls": [{"type": "custom", "id": "c", "custom": {
+            "name": "x", "input": "y"}}]}, U]}, "messages.1.tool_calls.0.custom", []),
+        (CHAT, {"messages": [U, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."},
+            {"type": "thinking", "thinking": []}]}, U]}, "messages.1.content.1.thinking", ["No."]),
+        (OLLAMA, {"messages": [U], "tools": [{"type": "web_search"}]}, "tools.0.web_search", []),
     ],
     ids=lambda value: str(value)[:80],
 )  # fmt: skip
@@ -187,3 +212,38 @@ def test_a_format_beside_tools_is_kept(ask: Ask) -> None:
 def test_descriptions_do_not_count_to_a_schema(ask: Ask) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": LONG}}
     assert ask("POST", CHAT, {"messages": [U], "response_format": form, "max_tokens": 4}).status == 200
+
+
+BROKEN: Any = (
+    '{"path": "CUT', '{"path": "CUT"}{"b": 1}', None, {"path": "CUT"}, ["CUT"], 5, "CUT", '"{\\"path\\": \\"CUT\\"}"',
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Writer, Ask]]:
+    path = with_template(f32_pair[1], tmp_path_factory.mktemp("plain") / "model.gguf", TRAITS["plain"])
+    with writing_over(path) as (writer, server):
+        writer.says("Done.")
+        yield writer, asker(server)
+
+
+@pytest.mark.parametrize("written", BROKEN, ids=str)
+@pytest.mark.parametrize("name", ["file", "mcp:server/tool", "a b", ""])
+def test_calls_of_any_model_are_read(plain: tuple[Writer, Ask], written: Any, name: str) -> None:
+    writer, ask = plain
+    function = {"name": name, "arguments": written}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "x" * 300, "function": function}]}
+    result = {"role": "tool", "tool_call_id": "x" * 300, "content": None}
+    used = {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": name, "input": written}]}
+    returned = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}
+    item = {"type": "function_call", "call_id": "x", "name": name, "arguments": written}
+    for path, body in {
+        CHAT: {"messages": [U, called, result]},
+        MESSAGES: {"max_tokens": 4, "messages": [U, used, returned]},
+        RESPONSES: {"input": [U, item, {"type": "function_call_output", "call_id": "x", "output": ""}]},
+        OLLAMA: {"model": "writer", "stream": False, "messages": [U, called, {**result, "content": ""}]},
+    }.items():
+        answer = ask("POST", path, body)
+        assert answer.status == 200, answer.body
+        assert written in (None, 5) or "CUT" in writer.prompt
+        assert name in writer.prompt

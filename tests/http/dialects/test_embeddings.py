@@ -9,24 +9,13 @@ import ollama
 import openai
 import pytest
 
-from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
-from edgellm.engine.model import LoadSpec
 from edgellm.http.model_host import ServedEmbedder
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from testkit.gguf.architectures import write_bert
 from tests.http.conftest import Ask, asker, serving
 
 TEXTS = ["The mug is on the shelf.", "Where is my mug?"]
-
-
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
-    path = tmp_path_factory.mktemp("embedding") / "bert.gguf"
-    write_bert(path)
-    with Model.load(path, LoadSpec(embeds=True)) as model, Embedder(model) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
-from edgellm.engine.model import LoadSpec
 from edgellm.http.model_host import ServedEmbedder
 from edgellm.llm import LLM
-from testkit.gguf.architectures import write_bert
 from tests.http.conftest import Ask, asker, serving
 
 SAID: Any = {"role": "user", "content": "Where is my mug?"}
@@ -93,14 +90,10 @@ def message(path: str, answer: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def short(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+def short(f32_pair: tuple[Path, Path], embedder: Embedder) -> Iterator[Ask]:
     """A server with little context, whose replies are therefore short, and which nothing may surprise."""
     surprises: list[str] = []
-    path = tmp_path_factory.mktemp("embedding") / "bert.gguf"
-    write_bert(path)
     with (
-        Model.load(path, LoadSpec(embeds=True)) as model,
-        Embedder(model) as embedder,
         LLM.open(*f32_pair, threads=1, n_ctx=200) as pair,
         serving(pair, "edgellm-verifier", on_event=surprises.append) as server,
     ):

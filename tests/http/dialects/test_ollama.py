@@ -93,13 +93,8 @@ def test_a_body_is_json_whatever_its_type_is_said_to_be(ask: Ask) -> None:
 
 
 def test_errors_are_the_clients_own(client: ollama.Client) -> None:
-    for asked, status, said in (
-        ({"model": "llama3.2", "messages": ASKED["messages"]}, 404, "is not served here"),
-        ({**ASKED, "options": {"temperature": 900}}, 400, "options.temperature is 900. Give a number of at most 100"),
-    ):
-        with pytest.raises(ollama.ResponseError, match=said) as raised:
-            client.chat(**asked)
-        assert raised.value.status_code == status
+    with pytest.raises(ollama.ResponseError, match=r"options.temperature is 900. Give a number of at most 100"):
+        client.chat(**{**ASKED, "options": {"temperature": 900}})
     with pytest.raises(ollama.ResponseError, match="suffix is not supported"):
         client.generate("edgellm-verifier", "a", suffix="b")
     image: Any = {"role": "user", "content": "What is it?", "images": ["aGVsbG8="]}

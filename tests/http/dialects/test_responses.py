@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,10 +11,11 @@ import pytest
 from edgellm.http.dialects.responses import ConversationStore
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.server import HttpServer
-from testkit.thinking_templates import with_template
 from tests.http.conftest import QUESTION, Ask
-from tests.http.dialects.test_own_clients import FUNCTIONS
-from tests.http.test_tools import CALLS, TEMPLATE, Writer, writing_over
+from tests.http.dialects.test_own_clients import FUNCTIONS, writing
+from tests.http.test_tools import CALLS, Writer
+
+__all__ = ["writing"]
 
 ASKED: Any = {"model": "edgellm-verifier", "input": QUESTION}
 TOOLS: Any = [{"type": "function", **one} for one in FUNCTIONS]
@@ -107,18 +107,9 @@ def test_what_is_refused(client: openai.OpenAI, ask: Ask) -> None:
     assert answer.headers["x-edgellm-verified"] == "1.0000"
 
 
-@pytest.fixture(scope="module")
-def writing(
-    f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Writer, openai.OpenAI]]:
-    """A server over a model whose template knows tools, and which writes what it is told."""
-    path = with_template(f32_pair[1], tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
-    with writing_over(path) as (writer, server), client_of(server.url) as opened:
-        yield writer, opened
-
-
-def test_calls_are_kept_for_their_results(writing: tuple[Writer, openai.OpenAI]) -> None:
-    writer, client = writing
+def test_calls_are_kept_for_their_results(writing: tuple[Writer, HttpServer]) -> None:
+    writer, server = writing
+    client = client_of(server.url)
     writer.says(CALLS)
     done = client.responses.create(model="writer", input=WEATHER, tools=TOOLS)
     assert [item.type for item in done.output] == ["message", "function_call", "function_call"]
@@ -127,5 +118,5 @@ def test_calls_are_kept_for_their_results(writing: tuple[Writer, openai.OpenAI])
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     again = client.responses.create(model="writer", tools=TOOLS, input=[result], previous_response_id=done.id)
     assert again.output_text == "It rains."
-    order = [writer.prompt.index(part) for part in ("Zürich?", "Wait.", "<tool_call>get_weather", "rain<|end|>")]
+    order = [writer.prompt.rindex(part) for part in ("Zürich?", "Wait.", "get_weather", "rain")]
     assert order == sorted(order)
