@@ -25,10 +25,10 @@ from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, interfaces, probe_port
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, multicast_error, new_instance
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
+from edgellm.rpc.protos import DEVICES_PROTOCOL, check_version, program_version
 from edgellm.rpc.trust.handshake import PeerInfo
 from edgellm.rpc.trust.identity import Identity, trust_folder
 from edgellm.rpc.trust.trust import Peers, Right, Trust
-from edgellm.rpc.versions import DEVICES_PROTOCOL, check_version, program_version
 from edgellm.sleeping import waking
 from edgellm.storage.model_files import DEFAULT, hub_cache, is_url, resolve, resolve_pair
 from edgellm.system import data_dir

@@ -29,7 +29,7 @@ from edgellm.http.model_host import ModelCatalog, Opener, ServedModel
 from edgellm.http.replies import RequestHandler
 from edgellm.http.status import PlanOut
 from edgellm.rpc.address import Address
-from edgellm.rpc.versions import program_version
+from edgellm.rpc.protos import program_version
 
 HEAD_SECONDS = 10.0  # limit for a TLS handshake, and then for the head of the first request
 NEXT_SECONDS = 40.0  # limit between a response and the head of the next request

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
-from statistics import median
 from time import monotonic, perf_counter, time
 from typing import Any
 
@@ -37,8 +36,6 @@ from edgellm.system import cache_dir, processor
 
 AGAIN = 60.0
 """Seconds after a measurement on a busy machine before the next one."""
-MAX_CHANGE = 4.0
-"""Highest cost of a change of the number of rows, in decodes of one row: llama.cpp rebuilds its graph."""
 _PREFIX = 16  # positions in the context before a measured decode
 _ROUNDS = 12  # most rounds of measurements: fewer if all lengths took the same time twice
 _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
@@ -87,7 +84,7 @@ def is_possible(curve: CostCurve) -> bool:
     if not all(0.0 < taken < inf for taken in (*seconds, *heads)):
         return False
     one = seconds[0] + heads[0] if heads else seconds[0]  # A single row is measured with its head.
-    return 0.0 <= curve.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
+    return is_plausible(rows, (one, *seconds[1:]))
 
 
 def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
@@ -223,13 +220,12 @@ class CurveMeasurement:
 
     def __init__(self) -> None:
         self._samples, self._head_samples = dict[int, list[float]](), dict[int, list[float]]()
-        self._changes, self._singles = list[float](), list[float]()
 
     def run(
         self, context: Context, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None
     ) -> CostCurve:
-        """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits, and the additional time after
-        a decode of another size. With a lazy head, the heads' times are separate.
+        """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits. With a lazy head, the heads'
+        times are separate.
 
         A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped.
         """
@@ -260,29 +256,19 @@ class CurveMeasurement:
             if progress is not None:
                 progress(min(1.0, (perf_counter() - start) / _MAX_SECONDS))
             fresh = timed(rows)
-            if fresh < _QUICK_SECONDS:
-                again = timed(rows)
-                self._changes.append(fresh - again)
-                return again
-            if rows > 1:  # Single rows are the reference.
-                behind, single = timed(1), timed(1)
-                self._changes.append(behind - single)
-                self._singles.append(single)
-            return fresh
+            return timed(rows) if fresh < _QUICK_SECONDS else fresh
 
         found = minimum_times(
             timed_twice, _ORDER, rounds=_ROUNDS, seconds=_MAX_SECONDS, at_least=_MIN_LENGTHS, clock=perf_counter,
             samples=self._samples,
         )  # fmt: skip
-        found[1] = min(found[1], *self._singles) if self._singles else found[1]
         known = sorted(found)
         seconds = plausible_times(known, [found[rows] for rows in known])
-        change = min(max(0.0, float(median(self._changes or [0.0]))), MAX_CHANGE * seconds[0])
         if late is None:
-            return CostCurve(tuple(known), seconds, change, filled=True)
+            return CostCurve(tuple(known), seconds, filled=True)
         heads = measure_heads(late.head, _MAX_SECONDS / 3.0, should_stop, self._head_samples)
         alone = max(seconds[0] - heads[0], 0.1 * seconds[0])
-        return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads)
+        return CostCurve(tuple(known), (alone, *seconds[1:]), filled=True, heads=heads)
 
 
 def measure_heads(

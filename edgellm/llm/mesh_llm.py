@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
-from edgellm.coldstart import prefill_chunking
 from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts
 from edgellm.coldstart.home import Home, MemoryOverhead, Objective
-from edgellm.coldstart.plan import PlanOption, predict
+from edgellm.coldstart.plan import PlanOption, choose_part, predict
 from edgellm.coldstart.problem import Stop
 from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
@@ -41,7 +40,7 @@ from edgellm.storage.layer_pieces import check_stages, layers_per_piece
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Phases
     from edgellm.mesh.fleet_profiler import Survey
-    from edgellm.rpc.discovery.workers import Worker
+    from edgellm.rpc.discovery.peer_probe import Worker
 
 POSITIONS = 4096  # default tokens of a prompt and its reply
 PLAN_SECONDS = 5.0  # seconds of planning, after which the best plan so far is taken
@@ -306,7 +305,7 @@ def open_mesh(
     unit = ComputeUnit.choose(hardware)
     devices = _devices(options, [share.name for placement in placements for share in placement], whole, unit)
     if placed is not None:
-        tokens, reason = prefill_chunking.choose(placed.home, placed.home.cut(shares))
+        tokens, reason = choose_part(placed.home, placed.home.cut(shares))
     else:
         tokens, reason = MAX_ROWS, f"parts of {MAX_ROWS} tokens: the devices were not measured"
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")

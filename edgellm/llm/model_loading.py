@@ -361,7 +361,7 @@ def _connected(
 ) -> tuple[RemoteVerifier, Model | None]:
     """Return the connected verifier, and its tokenizer if that differs from `text`'s; `closing` owns both."""
     from edgellm.services.client.verifier_client import RemoteVerifier
-    from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer, unusable
+    from edgellm.services.client.verifier_selection import forget_tokenizer, open_tokenizer, unusable
 
     address, device = chosen.address, chosen.device
 

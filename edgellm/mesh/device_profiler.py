@@ -27,7 +27,7 @@ from edgellm.errors import EdgeError, MeasureFailed
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.measuring import DeviceFigures
-from edgellm.rpc.versions import program_version
+from edgellm.rpc.protos import program_version
 from edgellm.state import MONTH, from_json, read_cached, write_cached
 from edgellm.storage.layer_pieces import grid, grid_lines
 from edgellm.system import cache_dir

@@ -26,8 +26,8 @@ from edgellm.errors import (
     StoreBusy,
     StoreFull,
 )
+from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.versions import check_version, parse_message
 from edgellm.storage.layer_pieces import MAX_PIECES, LayerPiece, Manifest
 from edgellm.storage.layer_store import CleanResult, HeldModel, StoreFacts
 

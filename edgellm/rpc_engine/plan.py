@@ -27,7 +27,7 @@ from edgellm.errors import ModelUnsupported, PlanImpossible
 from edgellm.layer_range import HERE, LayerRange, StageShare
 
 if TYPE_CHECKING:
-    from edgellm.rpc.discovery.workers import Worker
+    from edgellm.rpc.discovery.peer_probe import Worker
 
 START_SECONDS = 1.5
 """Seconds to start the processes that load and serve, before anything is read."""

@@ -20,8 +20,8 @@ import psutil
 
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.rpc.channel import first_of, network_loop, run_in_network_loop
+from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
-from edgellm.rpc.versions import check_version, parse_message
 from edgellm.rpc_engine.backend import HOST, STARTING_SECONDS
 from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, explained, lost
 from edgellm.services.mesh_codec import check_engine

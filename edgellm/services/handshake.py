@@ -1,7 +1,7 @@
 """The handshake between a device and a verifier: both must have the same protocol and the same vocabulary.
 
 A device with another vocabulary fetches the verifier's tokenizer, and finds out whether they differ in unused tokens
-alone (`verifier_tokenizer.py`).
+alone (`client/verifier_selection.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import grpc.aio
 from edgellm.engine import Vocabulary
 from edgellm.errors import SAME_VERSION, ModelNotFound, ProtocolError, VocabularyMismatch
 from edgellm.rpc.channel import HELLO, PROTOCOL
+from edgellm.rpc.protos import MAX_GREETING, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.identity import DeviceID
-from edgellm.rpc.versions import MAX_GREETING, check_version, parse_message
 from edgellm.services.verification_codec import read_wanted
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import Choice, ModelSampling

@@ -28,9 +28,9 @@ from edgellm.mesh.messages import (
 )
 from edgellm.rpc.channel import MAX_MESSAGE
 from edgellm.rpc.layers import read_pieces, write_pieces
+from edgellm.rpc.protos import check_version
 from edgellm.rpc.protos import edgellm_pb2 as words
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.versions import check_version
 from edgellm.services.verification_codec import (
     RequestLimits,
     read_ids,

@@ -14,13 +14,13 @@ from edgellm.engine import Vocabulary
 from edgellm.errors import ProtocolError
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import PROTOCOL
+from edgellm.rpc.protos import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import trust_pb2 as trust_pb
 from edgellm.rpc.trust.handshake import LABEL, read_welcome
 from edgellm.rpc.trust.identity import Certificate, Identity
 from edgellm.rpc.trust.pairing import Code, Exchange, read_introduction
 from edgellm.rpc.trust.trust import Peers, Right, Trust
-from edgellm.rpc.versions import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
 from edgellm.services.handshake import greet
 from edgellm.services.verification_codec import (
     RequestLimits,

@@ -10,8 +10,7 @@ from edgellm.mesh.messages import Event, Failed, Loaded, MicroBatch, StageAnswer
 from edgellm.mesh.stage import check
 from edgellm.rpc.layers import read_manifest, read_places
 from edgellm.rpc.measuring import LinkSpeed, read_blocks, read_figures
-from edgellm.rpc.protos import layers_pb2, mesh_pb2
-from edgellm.rpc.versions import parse_message
+from edgellm.rpc.protos import layers_pb2, mesh_pb2, parse_message
 from edgellm.services.mesh_codec import (
     read_event,
     read_micro_batch,

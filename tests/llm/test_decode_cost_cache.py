@@ -33,7 +33,7 @@ from edgellm.state import MONTH
 from edgellm.storage.fingerprint import FileHash, _PartHash
 from tests.llm.conftest import ASKED, prompts
 
-KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, True, (0.25, 0.5))
+KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), True, (0.25, 0.5))
 
 
 def test_what_was_kept_is_read(tmp_path: Path) -> None:
@@ -49,7 +49,6 @@ def test_what_was_kept_is_read(tmp_path: Path) -> None:
         {"rows": [1, 2, 3], "seconds": [0.0013, 0.0008, 0.425]},  # measured while something else ran
         {"seconds": [0.5, 0.75, 300 * 1.25]},
         {"seconds": [300 * 0.5, 0.75, 1.25]},
-        {"change": 300 * 0.125},
         {"taken": time.time() + 3600.0},
         {"taken": time.time() - MONTH - 1.0},
     ],
@@ -67,13 +66,12 @@ def test_a_curve_that_no_device_can_have_or_that_is_too_old_is_none(tmp_path: Pa
     "text",
     [
         "",
-        '{"rows": [1, 2], "seconds": [1.0], "change": 0, "heads": []}',
-        '{"rows": [], "seconds": [], "change": 0, "heads": []}',
-        '{"rows": [2, 4], "seconds": [1.0, 2.0], "change": 0, "heads": []}',
-        '{"rows": [1, 2], "seconds": [1.0, 0.0], "change": 0, "heads": []}',
-        '{"rows": [1, "x"], "seconds": [1.0, 2.0], "change": 0, "heads": []}',
-        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": 0, "heads": [NaN]}',
-        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": Infinity, "heads": []}',
+        '{"rows": [1, 2], "seconds": [1.0], "heads": []}',
+        '{"rows": [], "seconds": [], "heads": []}',
+        '{"rows": [2, 4], "seconds": [1.0, 2.0], "heads": []}',
+        '{"rows": [1, 2], "seconds": [1.0, 0.0], "heads": []}',
+        '{"rows": [1, "x"], "seconds": [1.0, 2.0], "heads": []}',
+        '{"rows": [1, 2], "seconds": [1.0, 2.0], "heads": [NaN]}',
     ],
 )
 def test_a_damaged_curve_is_none(tmp_path: Path, text: str) -> None:

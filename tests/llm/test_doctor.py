@@ -27,10 +27,10 @@ from edgellm.engine.hardware import ComputeDevice
 from edgellm.engine.native import Features
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce
+from edgellm.rpc.protos import DEVICES_PROTOCOL
 from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Peer, Right, Trust
-from edgellm.rpc.versions import DEVICES_PROTOCOL
 from edgellm.rpc_engine.backend import how_to_compile
 from tests.rpc.doors import answering, in_loop, serving
 from tests.rpc.strangers import befriend, device, known

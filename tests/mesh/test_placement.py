@@ -19,7 +19,7 @@ from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.placement import Placement, fail_over, place, with_phases
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.workers import Worker
+from edgellm.rpc.discovery.peer_probe import Worker
 
 MODEL = ModelCosts.of(TransformerShape(12, 1024, 16, 4, 64, 4096), "a model")
 ALL = frozenset(range(12))

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from edgellm.rpc.address import Address
+from edgellm.rpc.protos import PAIRING_PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.versions import PAIRING_PROTOCOL
 
 PAIR = "/edgellm.v1.Pairing/Pair"
 

@@ -15,8 +15,8 @@ from edgellm.errors import InvalidOption, PairingRequired, PortTaken, ProtocolEr
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import listening
+from edgellm.rpc.protos import parse_message
 from edgellm.rpc.protos import trust_pb2 as pb
-from edgellm.rpc.versions import parse_message
 from tools import protos
 
 

@@ -11,12 +11,12 @@ import pytest
 from edgellm.errors import NotPaired, PeerTooNew, PeerTooOld, ProtocolError, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
+from edgellm.rpc.protos import DEVICES_PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import handshake as greetings
 from edgellm.rpc.trust.handshake import connect_authenticated, fetch_peer_info
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.rpc.versions import DEVICES_PROTOCOL
 from tests.rpc.doors import OFFER, answering, greeting, in_loop, serving, steal
 from tests.rpc.strangers import Gullible, befriend, certified, device, known
 

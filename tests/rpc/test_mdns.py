@@ -21,8 +21,8 @@ from edgellm.rpc.discovery.mdns import (
     new_instance,
     parse_announcement,
 )
+from edgellm.rpc.protos import DEVICES_PROTOCOL
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.versions import DEVICES_PROTOCOL
 
 HERE = ["127.0.0.1"]
 

@@ -17,12 +17,12 @@ from spake2 import SPAKE2_A, SPAKE2_B
 
 from edgellm.errors import EdgeError, IdentityClash, InvalidOption, PairingFailed, VerifierUnreachable
 from edgellm.rpc.address import Address
+from edgellm.rpc.protos import PAIRING_PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import pairing
 from edgellm.rpc.trust.identity import Certificate, Identity
 from edgellm.rpc.trust.pairing import NUMBERS, WORDS, Code, Exchange, Introduction, PairingWindow, join
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.rpc.versions import PAIRING_PROTOCOL
 from tests.rpc.between import Relay, Talk, hello
 from tests.rpc.strangers import certified, device
 

@@ -17,7 +17,7 @@ from edgellm.rpc.channel import HELLO, MAX_MESSAGE, PROTOCOL, SESSION
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
-from edgellm.services.server.session_grammar import MAX_GRAMMARS, GrammarOwner, SessionGrammar
+from edgellm.services.server.verification_service import MAX_GRAMMARS, GrammarOwner, SessionGrammar
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.protocols import GenerationState, VerifyRequest
 from edgellm.spec.sampling import ReplyGrammar

@@ -17,9 +17,9 @@ from edgellm.errors import ProtocolError, VerifierUnreachable, VocabularyMismatc
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HELLO, TOKENIZER
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.services.client import verifier_tokenizer
+from edgellm.services.client import verifier_selection
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer
+from edgellm.services.client.verifier_selection import forget_tokenizer, open_tokenizer
 from edgellm.services.server.servers import VerifierServer
 from edgellm.storage import name_of
 from tests.services.conftest import ANYWHERE
@@ -129,7 +129,7 @@ def test_what_is_no_tokenizer_is_refused_and_not_kept(
 def test_what_does_not_end_is_not_read_for_ever(
     vocabulary: Vocabulary, folder: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch, size: int, data: int
 ) -> None:
-    monkeypatch.setattr(verifier_tokenizer, "MAX_TOKENIZER", len(whole) - 1)
+    monkeypatch.setattr(verifier_selection, "MAX_TOKENIZER", len(whole) - 1)
     sent = 0
 
     def endless() -> Iterator[pb.TokenizerPart]:
@@ -154,7 +154,7 @@ def test_one_that_does_not_come_is_said(vocabulary: Vocabulary, folder: Path, mo
         pytest.raises(VerifierUnreachable, match="does not send its tokenizer"),
     ):
         open_tokenizer(ModelAddress(address), "00" * 32)
-    monkeypatch.setattr(verifier_tokenizer, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(verifier_selection, "_SILENT_SECONDS", 0.2)
     given_up = threading.Event()
 
     def silent() -> Iterator[pb.TokenizerPart]:
@@ -188,7 +188,7 @@ def test_the_least_recently_used_ones_make_room(
         other = folder / f"{name}.gguf"
         other.write_bytes(bytes(1000))
         os.utime(other, (1e9 - age, 1e9 - age))
-    monkeypatch.setattr(verifier_tokenizer, "MOST_KEPT", len(whole) + 1500)
+    monkeypatch.setattr(verifier_selection, "MOST_KEPT", len(whole) + 1500)
     open_tokenizer(ModelAddress(server.address), sha256(whole)).close()
     assert kept(folder) == sorted((f"{sha256(whole)}.gguf", "new.gguf"))
 

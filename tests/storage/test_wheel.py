@@ -18,7 +18,7 @@ from filelock import FileLock
 from edgellm.engine import ModelFile
 from edgellm.errors import DiskFull, ModelCorrupt, ModelNotFound, PullFailed
 from edgellm.storage import catalog, list_models, pull, remove, resolve
-from edgellm.storage.hub import wheel as module
+from edgellm.storage.hub import download as module
 from edgellm.storage.hub.pull import Transfer
 from edgellm.storage.model_files import packaged_path
 from tests.storage.wheels import NAME, packages

@@ -16,8 +16,7 @@ from edgellm.engine import Message, Model, ToolCall
 from edgellm.engine.chat.messages import plain_turns
 from edgellm.engine.grammar import without_descriptions
 from edgellm.errors import InvalidOption
-from edgellm.llm.tools.json_calls import Parse, bare, deepseek, gemma, harmony, mistral, tagged
-from edgellm.llm.tools.tag_calls import pairs, xml
+from edgellm.llm.tools.markup import Parse, bare, deepseek, gemma, harmony, mistral, pairs, tagged, xml
 from edgellm.llm.tools.values import Tool
 from edgellm.spec.params import ANY_TOOL, ReplyOptions
 from edgellm.spec.stream import Utf8

@@ -22,9 +22,9 @@ from zeroconf import Error, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import own_hosts
+from edgellm.rpc.protos import DEVICES_PROTOCOL
 from edgellm.rpc.trust.identity import parse_short
 from edgellm.rpc.trust.pairing import NUMBERS
-from edgellm.rpc.versions import DEVICES_PROTOCOL
 
 _MAX_ADDRESSES = 8
 _MAX_RESOLVED = 64  # names resolved in one search; flooding the network with more gains nothing

@@ -16,11 +16,11 @@ from edgellm.errors import SAME_VERSION, EdgeError, NotPaired, NotPermitted, Pro
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel
 from edgellm.rpc.discovery.interfaces import NetworkCard, PortState, call_with_retry, own_cards, probe_port
+from edgellm.rpc.protos import DEVICES_PROTOCOL, MAX_GREETING, check_version, parse_message, program_version
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id, identity_clash
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Rights, Trust, read_cards, read_rights
-from edgellm.rpc.versions import DEVICES_PROTOCOL, MAX_GREETING, check_version, parse_message, program_version
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Devices"]
 _WELCOME = f"/{_SERVICE.full_name}/Welcome"

@@ -42,11 +42,11 @@ from edgellm.errors import (
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind_pairing, new_server, open_pairing_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import own_cards
+from edgellm.rpc.protos import PAIRING_PROTOCOL, check_version, parse_message, program_version
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import Context, caller_host, identity_clash
 from edgellm.rpc.trust.identity import Certificate, Identity
 from edgellm.rpc.trust.trust import MAX_ADDRESSES, Peer, Rights, Trust, printable_name, read_cards, read_rights
-from edgellm.rpc.versions import PAIRING_PROTOCOL, check_version, parse_message, program_version
 
 NUMBERS = 99
 PAIRING_PORT = 50150

@@ -28,12 +28,11 @@ from edgellm.mesh.messages import AnswerDue, Order, StageAnswer, StageLost, Stag
 from edgellm.mesh.pipeline import Post, StageHost
 from edgellm.rpc.channel import network_loop, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts
-from edgellm.rpc.discovery.peer_probe import probe_peers
-from edgellm.rpc.discovery.workers import Worker
+from edgellm.rpc.discovery.peer_probe import Worker, probe_peers
 from edgellm.rpc.layers import read_pieces, write_pieces
+from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.rpc.versions import check_version, parse_message
 from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, Timing, explained, lost
 from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import HOLDS, MESH, WORK, check_engine, read_event, write_order, write_work

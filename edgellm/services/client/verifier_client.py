@@ -35,11 +35,11 @@ from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network
 from edgellm.rpc.discovery.interfaces import call_with_retry, listening, own_hosts, send_magic_packets
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, announced_addresses
 from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.protos import parse_message
 from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Trust
-from edgellm.rpc.versions import parse_message
 from edgellm.services.client.link import ServiceLink, Timing
 from edgellm.services.handshake import PREPARING, KeptGreeting, VerifierInfo, greet, model_missing, printable
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify

@@ -32,10 +32,10 @@ from edgellm.rpc.channel import (
     new_server,
     run_in_network_loop,
 )
+from edgellm.rpc.protos import parse_message
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, caller_id
 from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.rpc.versions import parse_message
 from edgellm.sleeping import AWAKE
 
 M = TypeVar("M", bound=Message)

@@ -29,11 +29,10 @@ _RECENT = 15  # latest decodes of one number of rows in the median
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Seconds of a decode by its number of rows, if the previous decode had as many."""
+    """Seconds of a decode by its number of rows."""
 
     rows: tuple[int, ...]  # ascending, from 1
     seconds: tuple[float, ...]  # a decode with `rows`; without the LM head, if there are `heads`
-    change: float = 0.0  # more after a decode with other rows: llama.cpp rebuilds its graph
     filled: bool = False
     """Decodes are padded to a multiple of four, or a measured number of rows: a number in between can be slower than
     both (a quantised 0.5B model takes 34 ms for 4 rows, 66 ms for 7 and 44 ms for 8)."""
@@ -94,7 +93,6 @@ class DecodeCost:
         # Logarithms of measured over expected seconds; the curve itself counts as two decodes.
         self._ratios = [deque([0.0, 0.0], _RECENT) for _ in curve.rows]
         self._tries = [0] * len(curve.rows)
-        self._last = -1  # padded rows of the last decode; -1: unknown
         self._widths = curve.widths()
         nearest = np.abs(np.log(self._widths[1:])[:, None] - self._log_rows).argmin(axis=1)
         self._nearest: list[int] = nearest.tolist()  # measured number of rows nearest to 1, 2, 3 ... rows
@@ -130,25 +128,16 @@ class DecodeCost:
         one by one or all together, whichever is faster."""
         return self.table[drafted + 1] + min(expected * self._heads[1], self._heads[drafted + 1])
 
-    def change(self, drafted: int) -> float:
-        """Return the additional seconds of a decode whose number of rows differs from the last decode's."""
-        return 0.0 if self._widths[drafted + 1] == self._last else self.given.change
-
     def loss(self, drafted: int, accepted: int) -> float:
-        """Return the net cost of a draft with `accepted` tokens, in decodes without drafts; two changes of the number
-        of rows are part of it."""
-        taken = self.seconds(drafted, accepted + 1.0) + 2.0 * self.given.change
-        return taken / self.single - 1.0 - accepted
+        """Return the net cost of a draft with `accepted` tokens, in decodes without drafts."""
+        return self.seconds(drafted, accepted + 1.0) / self.single - 1.0 - accepted
 
     def observe(self, drafted: int | None, tokens: int, seconds: float) -> None:
         """Learn from a decode with `drafted` tokens that brought `tokens` in `seconds`. `drafted` is None if
         `seconds` is not the time of one decode."""
-        last, self._last = self._last, -1
         if drafted is None or tokens > drafted + 1:  # More tokens come from several decodes.
             return
-        self._last = self._widths[drafted + 1]
-        expected = self._plain[drafted + 1] + (self.given.change if self._last != last else 0.0)
-        expected += min(tokens * self._plain_heads[1], self._plain_heads[drafted + 1])
+        expected = self._plain[drafted + 1] + min(tokens * self._plain_heads[1], self._plain_heads[drafted + 1])
         at = self._nearest[drafted]
         self._ratios[at].append(log(max(seconds, 1e-9) / expected))
         self._tries[at] += 1

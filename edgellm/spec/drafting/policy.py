@@ -291,18 +291,18 @@ class DraftPolicy:
         than a plain round, and than `other`."""
         cost, price, left = self.cost, self.price, self._allowance.left
         best, wanted, expected = 0, 0, 1.0
-        gain = 1.0 - price * (cost.single + cost.change(0))
+        gain = 1.0 - price * cost.single
         if other is not None:
             gain = max(gain, self._gain(other))
         highest = gain = gain + TUNING.least_gain
         most = cost.single * (1.0 + max(0.5 * left, min(TUNING.free_draft, left)))
         for n, chance in enumerate(survives[:MAX_DRAFT], 1):
             expected += chance
-            seconds, change = cost.seconds(n, expected), cost.change(n)
-            value = expected - price * (seconds + change)
+            seconds = cost.seconds(n, expected)
+            value = expected - price * seconds
             if value > highest:
                 wanted, highest = n, value
-            if value > gain and seconds + 2.0 * change <= most:
+            if value > gain and seconds <= most:
                 best, gain = n, value
         return best, wanted
 

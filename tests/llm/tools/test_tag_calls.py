@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.llm.tools.json_calls import bare, gemma, mistral, tagged
-from edgellm.llm.tools.tag_calls import pairs, xml
+from edgellm.llm.tools.markup import bare, gemma, mistral, pairs, tagged, xml
 from edgellm.llm.tools.values import Schema, Tool, read_loose, typed
 
 TEXT = {"type": "string"}

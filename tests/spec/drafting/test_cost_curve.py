@@ -92,16 +92,6 @@ def test_a_length_that_is_wildly_off_beside_one_that_is_right_is_corrected_alone
     assert cost.corrected().seconds[:2] == pytest.approx((1.0, 10.0))
 
 
-def test_a_change_of_the_number_of_rows_is_not_taken_for_a_slow_device() -> None:
-    cost = DecodeCost(CostCurve((1, 4, 64), (1.0, 2.0, 60.0), change=0.5))
-    for factor in (1.0, 2.0):
-        for _ in range(60):
-            cost.observe(0, 1, 1.5 * factor)
-            assert (cost.change(0), cost.change(3)) == (0.0, 0.5)
-            cost.observe(3, 3, 2.5 * factor)
-        assert cost.corrected().seconds[:2] == pytest.approx((factor, 2.0 * factor), rel=0.3)
-
-
 # --- acceptance -------------------------------------------------------------------------------------------------------
 
 

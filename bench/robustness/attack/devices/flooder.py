@@ -21,8 +21,8 @@ import grpc.aio
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO, SESSION, open_channel
 from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.protos import parse_message
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import parse_message
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.types import GREEDY
 

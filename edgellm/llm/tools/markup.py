@@ -1,0 +1,314 @@
+"""The calls in a text, with other markup in each family: in JSON, or with values between tags, without escapes, so that
+a value may hold the same tags.
+
+Between tags a beam search goes over readings: a tag may end something, or be a part of a value. The reading with the
+fewest faults counts: tags without their other half, calls without an end, names that the function lacks. Of readings
+with as many faults the one whose values hold the fewest tags counts.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from edgellm.engine import ToolCall
+from edgellm.llm.tools.values import ANYTHING, CALL_END, LooseReader, Schema, Tool, read_loose, typed
+from edgellm.valid_json import read_json, valid_text, write_json
+
+Parsed: TypeAlias = tuple[list[ToolCall], str]
+"""The calls at the beginning of a text, and the rest, which may begin with an incomplete call."""
+Parse: TypeAlias = Callable[[str, Mapping[str, Tool], bool], Parsed]
+"""A reader of the calls in a text, with the tools by name. The flag tells that the text has ended, which closes open
+brackets."""
+
+_MAX_DEPTH = 100  # nested objects and lists in arguments: clients' readers take no more
+
+
+def made(name: str, arguments: Mapping[str, Any]) -> ToolCall | None:
+    """Return a call with arguments in valid JSON; None where these are nested too deep."""
+    try:
+        deep = _depth(arguments) > _MAX_DEPTH
+        return None if deep else ToolCall(valid_text(name), write_json(arguments), f"call_{secrets.token_hex(12)}")
+    except RecursionError:
+        return None
+
+
+def _repeated(text: str, read: Callable[[str], tuple[ToolCall | None, str] | None]) -> Parsed:
+    """Return the calls that `read` finds one after the other: it returns the first one and the rest of the text."""
+    calls: list[ToolCall] = []
+    while (found := read(text)) is not None and found[0] is not None:
+        calls.append(found[0])
+        text = found[1]
+    return calls, text
+
+
+def headed(head: str) -> Parse:
+    """Return the reader of calls whose arguments follow `head`, a pattern with the name in its first group."""
+    pattern = re.compile(head + r"(?=\s*\{)", re.DOTALL)
+
+    def parse(text: str, _tools: Mapping[str, Tool], ended: bool) -> Parsed:
+        def read(text: str) -> tuple[ToolCall | None, str] | None:
+            if (found := pattern.match(text)) is None or (given := _object(text[found.end() :], ended)) is None:
+                return None
+            return made(found[1].strip(), given[0]), given[1]
+
+        return _repeated(text, read)
+
+    return parse
+
+
+def tagged(text: str, _tools: Mapping[str, Tool], ended: bool) -> Parsed:
+    """Read calls of Hermes and Qwen: `<tool_call>` around a JSON object."""
+
+    def read(text: str) -> tuple[ToolCall | None, str] | None:
+        _, tag, behind = text.partition("<tool_call>")
+        found = _object(behind, ended) if tag else None
+        return None if found is None else (_call(found[0]), found[1])
+
+    return _repeated(text, read)
+
+
+def bare(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
+    """Read calls of Llama 3: JSON objects alone, separated by semicolons, perhaps after `<|python_tag|>`."""
+
+    def read(text: str) -> tuple[ToolCall | None, str] | None:
+        found = _object(text.lstrip("; \n").removeprefix("<|python_tag|>"), ended)
+        call = None if found is None else _call(found[0])
+        return None if found is None or call is None or call.name not in tools else (call, found[1])
+
+    return _repeated(text, read)
+
+
+_MISTRAL = headed(r"\s*\[TOOL_CALLS\]\s*([^\[\]{]+?)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?")
+
+
+def mistral(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
+    """Read calls of Mistral: `[TOOL_CALLS]` before an array of objects, since 2025 before each name and arguments."""
+    calls, rest = _MISTRAL(text, tools, ended)
+    if calls:
+        return calls, rest
+    listed = text.strip().removeprefix("[TOOL_CALLS]").lstrip()
+    read = _value(listed, ended)
+    if read is None:
+        return [], text
+    made_of = [_call(one) for one in (read[0] if isinstance(read[0], list) else [read[0]]) if isinstance(one, dict)]
+    calls = [call for call in made_of if call is not None]
+    return (calls, read[1]) if calls else ([], text)
+
+
+harmony = headed(
+    r"\s*(?:<\|call\|>|<\|end\|>)?\s*(?:<\|start\|>\s*assistant)?[^{]*?\bto=(?:functions\.)?([^\s<>{}]+)[^{]*?<\|message\|>"
+)
+"""gpt-oss: a message to `functions.NAME` in the channel `commentary`."""
+
+deepseek = headed(
+    r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
+    r"([^\s<>{}`]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?"
+)
+"""DeepSeek V3, R1 and V3.1: the name, and JSON in a fence or without one, between control tokens."""
+
+
+def _object(text: str, ended: bool) -> tuple[dict[str, Any], str] | None:
+    """Return the object at the beginning of `text`, and the rest; None without a complete object."""
+    read = _value(text.lstrip(), ended)
+    return read if read is not None and isinstance(read[0], dict) else None
+
+
+def _value(text: str, ended: bool) -> tuple[Any, str] | None:
+    """Return the value at the beginning of `text`, and the rest; None without a complete value. Once a reply has ended,
+    a value in Python's form counts, too."""
+    try:
+        found, end = read_json(text)
+    except (ValueError, RecursionError):
+        try:
+            found, end = read_loose(text) if ended else (None, 0)
+        except (ValueError, RecursionError):
+            return None
+    return (found, text[end:]) if end else None
+
+
+def _call(found: Mapping[str, Any]) -> ToolCall | None:
+    """Return the call that a JSON object describes. Arguments may be a text: an object in JSON, else the only
+    argument."""
+    function = found.get("function")
+    found = function if isinstance(function, dict) else found
+    name = found.get("name", function if isinstance(function, str) else None)
+    arguments = found.get("arguments", found.get("parameters")) or {}
+    if isinstance(arguments, str):
+        read = _object(arguments, ended=True)
+        arguments = {"arguments": arguments} if read is None or read[1].strip() else read[0]
+    return made(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
+
+
+def _depth(value: object) -> int:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inside), default=0)
+
+
+_HEAD = re.compile(r"\s*<\|tool_call>\s*call:\s*([^{}\n]+?)\s*(?=\{)")
+
+_END = re.compile(rf"\s*(?:{CALL_END})?")
+
+
+def gemma(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
+    """Read calls of Gemma 4, whose keys, and at times whose texts, have no quotation marks."""
+
+    def read(text: str) -> tuple[ToolCall | None, str] | None:
+        if (head := _HEAD.match(text)) is None:
+            return None
+        try:
+            values, end = LooseReader(text, bare=True, ended=ended).value(head.end(), Schema.of(tools.get(head[1])))
+        except (ValueError, RecursionError):
+            return None
+        return made(head[1], values), _END.sub("", text[end:], count=1)
+
+    return _repeated(text, read)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The weights of a reading's faults."""
+
+    unpaired: int = 1  # a tag in a value, without its other half
+    no_end: int = 1  # a value without its closing tag
+    no_close: int = 2  # a call without its closing tag
+    unknown: int = 2  # a parameter that the function lacks, or has already
+    stray: int = 3  # a tag, or a text, where none can be
+    not_on_its_line: int = 3  # a value without its closing tag, and the next parameter in the middle of a line
+
+
+_FAULT = _Weights()
+
+_XML = re.compile(
+    r"(?P<open>(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]+)>)|(?P<key><parameter=(?P<parameter>[^<>\n]+)>)"
+    r"|(?P<end></parameter>)|(?P<close></function>(?:\s*</tool_call>)?|</tool_call>)"
+)
+_PAIRS = re.compile(
+    r"(?P<open><tool_call>\s*(?P<name>[^\s<>][^<>\n]*))|(?P<key><arg_key>(?P<parameter>.*?)</arg_key>\s*<arg_value>)"
+    r"|(?P<end></arg_value>)|(?P<close></tool_call>)"
+)
+
+
+def xml(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
+    """Qwen3-Coder and Qwen3.5: `<function=NAME>` around `<parameter=NAME>` and its value on lines of its own."""
+    return _read(_XML, text, tools, ended, broken=True)
+
+
+def pairs(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
+    """GLM: the name, then `<arg_key>` and `<arg_value>` in turn."""
+    return _read(_PAIRS, text, tools, ended, broken=False)
+
+
+def _read(tags: re.Pattern[str], text: str, tools: Mapping[str, Tool], ended: bool, *, broken: bool) -> Parsed:
+    """Return the calls of a text. `broken`: a line break before a value, and one behind it, belong to its tags."""
+    schemas = {name: Schema.of(tool) for name, tool in tools.items()}
+    readings = [_Reading()]
+    for tag in tags.finditer(text):
+        best: dict[object, _Reading] = {}
+        for one in (one for reading in readings for one in _followed(reading, tag, text, schemas)):
+            if one.rank < best.setdefault(one.state, one).rank:
+                best[one.state] = one
+        # The limit keeps the time linear in the number of tags.
+        readings = sorted(best.values(), key=lambda one: (one.name is not None, one.rank))[:24]
+    found = min((one for reading in readings for one in _finished(reading, text, schemas, ended)),
+                key=lambda one: one.rank, default=_Reading())  # fmt: skip
+    calls = []
+    for name, written in found.calls:
+        schema = schemas.get(name, ANYTHING)
+        values = {key: typed(value.removeprefix("\n").removesuffix("\n") if broken else value, schema.property(key))
+                  for key, value in written}  # fmt: skip
+        calls.append(made(name, values))
+    read = [call for call in calls if call is not None]
+    return (read, found.text) if read else ([], text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A reading of a text up to a tag. It is in the call of `name`, and in the value of `key`, which holds `depth`
+    tags without their other half; `at` is where the value begins, or where the last tag ends."""
+
+    faults: int = 0
+    held: int = 0  # tags in values
+    calls: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    text: str = ""  # beside the calls
+    at: int = 0
+    name: str | None = None
+    values: tuple[tuple[str, str], ...] = ()
+    key: str | None = None
+    depth: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.faults, self.held
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Return what later faults depend on."""
+        return self.name, self.key, self.depth, frozenset(key for key, _ in self.values)
+
+    def value(self, end: int, text: str, *, tag: bool) -> _Reading:
+        """Return the reading with the value ended at `end`, by its `tag` or without one."""
+        value = text[self.at : end] if tag else text[self.at : end].rstrip("\n")
+        missing = 0 if tag else _FAULT.no_end if value.strip() else _FAULT.stray
+        faults = self.faults + self.depth * _FAULT.unpaired + missing
+        return replace(self, faults=faults, values=(*self.values, (self.key or "", value)), key=None, depth=0, at=end)
+
+    def call(self, *, tag: bool) -> _Reading:
+        """Return the reading with the call ended, by its `tag` or without one."""
+        faults = self.faults + (0 if tag else _FAULT.no_close)
+        return replace(self, faults=faults, calls=(*self.calls, (self.name or "", self.values)), name=None, values=())
+
+
+def _followed(reading: _Reading, tag: re.Match[str], text: str, schemas: Mapping[str, Schema]) -> Iterator[_Reading]:
+    """Yield what a reading may be after the next tag."""
+    kind, between = tag.lastgroup, text[reading.at : tag.start()]
+    if reading.name is None:
+        reading = replace(reading, text=reading.text + between, at=tag.end())
+        yield replace(reading, faults=reading.faults + _FAULT.stray, text=reading.text + tag[0])
+        if kind == "open":
+            yield replace(reading, name=tag["name"].strip())
+        return
+    if reading.key is not None:
+        begins = kind in ("open", "key")
+        depth = reading.depth + (1 if begins else -1)
+        yield replace(
+            reading,
+            held=reading.held + 1,
+            depth=max(0, depth),
+            faults=reading.faults + (_FAULT.unpaired if depth < 0 else 0),
+        )
+        split = kind == "key" and not re.search(r"\n[ \t]*$", between)
+        reading = reading.value(tag.start(), text, tag=kind == "end")
+        reading = replace(reading, at=tag.end(), faults=reading.faults + (_FAULT.not_on_its_line if split else 0))
+        if kind == "end":
+            yield reading
+            return
+    else:
+        stray = reading.faults + (_FAULT.stray if between.strip() else 0)
+        reading = replace(reading, at=tag.end(), faults=stray)
+        yield replace(reading, faults=stray + _FAULT.stray)
+    if kind == "close":
+        yield reading.call(tag=True)
+    elif kind == "open":
+        yield replace(reading.call(tag=False), name=tag["name"].strip())
+    elif kind == "key":
+        key = tag["parameter"].strip()
+        known = schemas.get(reading.name or "", ANYTHING).names()
+        new = (not known or key in known) and all(key != one for one, _ in reading.values)
+        yield replace(reading, key=key, faults=reading.faults + (0 if new else _FAULT.unknown))
+
+
+def _finished(reading: _Reading, text: str, schemas: Mapping[str, Schema], ended: bool) -> Iterator[_Reading]:
+    """Yield what a reading is at the end of the text; nothing where a call is not complete."""
+    if reading.name is None:
+        yield replace(reading, text=reading.text + text[reading.at :])
+    elif ended:
+        schema = schemas.get(reading.name, ANYTHING)
+        between = text[reading.at :].strip() if reading.key is None else ""
+        reading = reading if reading.key is None else reading.value(len(text), text, tag=False)
+        keys = {key for key, _ in reading.values}
+        if not between and (keys or not schema.names()) and schema.required() <= keys:
+            yield reading.call(tag=False)
