@@ -142,6 +142,8 @@ class LLM:
             own = draft_ids(draft, text, prompt, self.context_length, should_stop)
         sampling = options.sampling(self.sampling, len(ids))
         sampling = replace(sampling, constraint=self.prompts.constraint(ids, options, channels))
+        if self.engine.verifier is not None:
+            sampling = self.engine.verifier.capabilities.choice.nearest(sampling)
         check_reply(self.engine, options, sampling)
         return WantedReply(ids, options, sampling, channels, own)
 

@@ -88,16 +88,18 @@ class ReplyPlan:
 def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | None = None) -> ReplyPlan:
     """Return the plan of a reply by this pair. Its `copies` are the reply's until `NgramRuntime.end`."""
     options, knowledge, draft, verifier = wanted.options, engine.knowledge, engine.draft, engine.verifier
-    translation = engine.fit.translation
+    translation, why = engine.fit.translation, unable(engine, wanted.sampling)
     if knowledge is None or draft is None:
         plan = _plan_alone(draft, options)
+    elif why:
+        plan, verifier = _plan_alone(draft, options, why), None
     elif translation is not None:
         plan = _plan_translated(translation.reason, options)
     else:
         plan = _plan_pair(engine, knowledge, draft, wanted)
     choice, gates = plan.choice, options.gate in ("auto", "always") or options.budget == 1.0
     lossless = verifier is None or (gates and (choice.controller is None or options.budget in (None, 1.0)))
-    checked = lossless and plan.first is None and options.budget != 0.0
+    checked = lossless and plan.first is None and options.budget != 0.0 and not why
     speculates, speculator = _choose_speculator(engine, options, checked)
     sources, retrieval = _choose_sources(engine, options, checked, speculates)
     copies = None if sources is None else engine.retrieval.begin(sources, grammar)
@@ -124,11 +126,12 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
     )  # fmt: skip
 
 
-def _plan_alone(draft: Model | None, options: ReplyOptions) -> ReplyPlan:
-    """Return the plan of a reply by one model: the `draft` model, else the verifier."""
+def _plan_alone(draft: Model | None, options: ReplyOptions, why: str = "") -> ReplyPlan:
+    """Return the plan of a reply by one model: the `draft` model, else the verifier; `why`: it follows no schema."""
     writer, whole = ("the verifier", 1.0) if draft is None else ("the draft model", 0.0)
     kind, reason = _early_exit(draft, options, DrafterKind())
-    notices = []
+    alone = f"The verifier cannot follow the JSON schema: {why}. The draft model writes alone, unverified."
+    notices = [Notice(alone)] if why else []
     if options.budget not in (None, whole):
         notices.append(Notice(f"The budget of {options.budget} has no effect: {writer} writes alone."))
     if options.early_exit and draft is None:
@@ -406,28 +409,19 @@ def reporting(engine: PairEngine, options: ReplyOptions) -> Verifier:
     return verifier if verifier is not None and reports else engine.retrieval.self_verifier()
 
 
+def unable(engine: PairEngine, sampling: Sampling) -> str:
+    """Return why the verifier cannot choose tokens by `sampling`, as a clause; "" if it can."""
+    return "" if engine.verifier is None else engine.verifier.capabilities.refusal(sampling)
+
+
 def check_reply(engine: PairEngine, options: ReplyOptions, sampling: Sampling) -> None:
-    """Raise InvalidOption where the verifier cannot follow the penalties or constraint of `sampling`, tells too few
-    tokens to choose by it, or reports no log-probabilities. An error now is better than during the reply."""
+    """Raise InvalidOption where the verifier reports no log-probabilities, or cannot choose tokens by `sampling` and no
+    draft model follows the schema in its place. An error now is better than during the reply."""
     if options.logprobs is not None:
         reporting(engine, options)
-    if engine.verifier is None:
-        return
-    can = engine.verifier.capabilities
-    silent = "it is a server that does not tell which tokens are likely"
-    if sampling.penalties is not None and not can.penalties:
+    drafts = engine.draft is not None and engine.fit.translation is None and options.logprobs is None
+    if (why := unable(engine, sampling)) and not (drafts and sampling.constraint is not None):
         raise InvalidOption(
-            f"The verifier {can.name} does not apply penalties and logit_bias: {silent}.",
+            f"The verifier cannot write by penalties, logit_bias or a JSON schema: {why}.",
             "Leave them out, or use a verifier of edgellm.",
-        )
-    if why := can.choice.refusal(sampling):
-        raise InvalidOption(
-            f"The verifier {can.name} cannot choose by penalties, logit_bias or a JSON schema: {why}.",
-            f"Set temperature to 0 or top_k to at most {can.choice.likely}, and leave repeat_penalty out; or use a"
-            " verifier of edgellm.",
-        )
-    if sampling.constraint is not None and not can.grammars:
-        raise InvalidOption(
-            f"The verifier {can.name} follows no JSON schema: {silent}.",
-            "Leave the schema out, or use a verifier of edgellm.",
         )

@@ -103,6 +103,12 @@ class Choice:
             return True
         return 0 < sampling.top_k <= self.likely and (sampling.ruled or not self.draws_itself)
 
+    def nearest(self, sampling: Sampling) -> Sampling:
+        """Return `sampling`, with a `top_k` that tells enough for a rule with penalties or a constraint."""
+        if self.likely and sampling.ruled and not self.draws_alike(sampling):
+            return replace(sampling, top_k=self.likely)
+        return sampling
+
     def refusal(self, sampling: Sampling) -> str:
         """Return why tokens cannot be chosen by a rule with penalties or a constraint, as a clause; "" if they can."""
         if self.likely is None or not sampling.ruled:

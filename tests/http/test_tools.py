@@ -67,11 +67,11 @@ class Writer(Verifier):
 
 
 @contextmanager
-def writing_over(path: Path) -> Iterator[tuple[Writer, HttpServer]]:
-    """A server whose model writes what it is told."""
+def writing_over(path: Path, **config: Any) -> Iterator[tuple[Writer, HttpServer]]:
+    """A server whose model writes what it is told, with fields of `HttpConfig`."""
     with Model.load(path) as model:
         writer = Writer(model)
-        with LLM(model, verifier=writer) as pair, serving(pair, "writer") as server:
+        with LLM(model, verifier=writer) as pair, serving(pair, "writer", **config) as server:
             yield writer, server
 
 

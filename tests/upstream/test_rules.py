@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.sampling import distribution, penalised
-from edgellm.spec.types import Floats, Ids, Penalties, Sampling
+from edgellm.spec.types import Floats, Ids, Notice, Penalties, Sampling
 from edgellm.upstream.rows import Steering
 from edgellm.upstream.verdict import Undecided, added, distribution_of_top
 from testkit.upstream.dialects import Vllm
@@ -114,23 +114,32 @@ def test_a_schema_may_ask_for_the_unlikely(
     assert reply.summary.share_verified == 1.0
 
 
-def test_what_cannot_be_decided_is_refused_before_the_reply(
-    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
+def test_a_rule_is_applied_to_what_a_server_tells_and_else_refused(
+    engine: Engine, f32_pair: tuple[Path, Path], here: LLM, closing: ExitStack
 ) -> None:
     pair, _ = open_pair(closing, Vllm(engine), f32_pair[0])
-    refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"repeat_penalty": 1.1}, "the repeat penalty divides logits"),
-        ({"temperature": 1.0, "top_k": 0, "presence_penalty": 1.0}, "20 likeliest tokens of a place, and top_k is not"),
-        ({"temperature": 1.0, "top_k": 21, "json_schema": SCHEMA}, "top_k is 21"),
-    )
-    for options, why in refused:
-        with pytest.raises(InvalidOption, match=why):
-            pair.reply(case(2), **options)
-    mute, _ = open_pair(closing, Ollama(engine), f32_pair[0])
-    rules: tuple[dict[str, Any], ...] = ({"presence_penalty": 1.0}, {"json_schema": SCHEMA})
-    for options in rules:
-        with pytest.raises(InvalidOption, match="does not tell which tokens are likely"):
-            mute.reply(case(2), **options)
+    drawn: dict[str, Any] = {"temperature": 1.0, "seed": 5, "json_schema": SCHEMA, "max_tokens": MOST}
+    for top_k in (0, 21):
+        assert ids(pair.reply(case(2), top_k=top_k, **drawn)) == ids(here.reply(case(2), top_k=20, **drawn))
+    with pytest.raises(InvalidOption, match="the repeat penalty divides logits"):
+        pair.reply(case(2), repeat_penalty=1.1)
+
+
+def test_a_schema_that_the_verifier_cannot_follow_is_the_draft_models(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
+) -> None:
+    mute, server = open_pair(closing, Ollama(engine), f32_pair[0])
+    before, events = len(server.requests), list[Notice]()
+    reply = mute.reply(case(2), json_schema=SCHEMA)
+    reply.listen(on_notice=events.append)
+    with LLM.open(f32_pair[0], None, threads=1) as alone:
+        assert ids(reply) == ids(alone.reply(case(2), json_schema=SCHEMA, retrieval="off"))
+    assert json.loads(reply.summary.text)["day"] in ("Friday", "Monday")
+    assert (reply.summary.share_verified, len(server.requests)) == (None, before)
+    assert "writes alone, unverified" in events[0].text
+    for rule in ({"presence_penalty": 1.0}, {"json_schema": SCHEMA, "logprobs": 1}):
+        with pytest.raises(InvalidOption, match=r"no penalties|does not send them"):
+            mute.reply(case(2), **rule)
 
 
 ROWS = st.lists(st.floats(-12.0, 6.0, width=32), min_size=24, max_size=24)

@@ -93,8 +93,9 @@ class Message:
         content and to the texts within the arguments of calls instead."""
         value = value or change
         calls = tuple(
-            ToolCall(change(call.name), json.dumps(change_texts(call.values(), value, change)), change(call.id))
+            ToolCall(change(call.name), json.dumps(values, ensure_ascii=False), change(call.id))
             for call in self.tool_calls
+            for values in [change_texts(call.values(), value, change)]
         )
         return Message(
             self.role, value(self.content), change(self.thinking), calls, change(self.call_id), change(self.name)
@@ -117,13 +118,9 @@ def with_calls(messages: Sequence[Message]) -> Iterator[Message]:
     done: dict[str, ToolCall] = {}
     for message in messages:
         waiting += message.tool_calls
-        if message.role != "tool":
-            yield message
-            continue
         fitting = [call for call in waiting if call.id == message.call_id]
-        if not fitting:
-            fitting = [done[message.call_id]] if message.call_id in done else waiting
-        if not fitting:
+        fitting = fitting or ([done[message.call_id]] if message.call_id in done else waiting)
+        if message.role != "tool" or not fitting:
             yield message
             continue
         call = next((call for call in fitting if call.name == message.name), fitting[0])

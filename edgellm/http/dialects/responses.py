@@ -92,7 +92,7 @@ class CallableTool:
 
 def _text_of_data(output: Any) -> Any:
     """Return data other than texts and parts, which some tools return, as a text."""
-    return json.dumps(output) if isinstance(output, dict) else output
+    return json.dumps(output, ensure_ascii=False) if isinstance(output, dict) else output
 
 
 class ResponsesItem(RequestModel):

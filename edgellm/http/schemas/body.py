@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgellm.http.schemas.errors import ApiError, invalid_request, is_json
+from edgellm.valid_json import valid_text
 
 MAX_VALUES = 2**18  # values such as token ids of texts to embed
 MAX_NODES = 2**15  # lists, objects and members of objects, which cost far more than numbers
@@ -80,6 +81,8 @@ class BodyRoute(APIRoute):
             check_json(data)
             try:
                 found = json.loads(data.decode("utf-8-sig"))  # json could guess another encoding than was counted
+                if b"\\ud" in data.lower():  # JavaScript cuts texts in the middle of a character
+                    found = json.loads(valid_text(json.dumps(found, ensure_ascii=False)))
             except json.JSONDecodeError as error:
                 fault = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}, "input": {}}
                 raise RequestValidationError([fault]) from error

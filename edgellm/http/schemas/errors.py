@@ -114,7 +114,7 @@ _TYPES = ("str", "int", "float", "bool", "list")  # pydantic adds the alternativ
 _KINDS = {
     "string": "a text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
     "dict": "an object", "model": "an object", "model_attributes": "an object", "dataclass": "an object",
-    "finite_number": "a number", "int_from_float": "a whole number", "string_unicode": "a text in valid Unicode",
+    "finite_number": "a number", "int_from_float": "a whole number",
     "datetime": "a time such as 2026-01-31T12:00:00Z", "timezone": "a time such as 2026-01-31T12:00:00Z",
     "greater_than_equal": "a number of at least {ge}", "greater_than": "a number above {gt}",
     "less_than_equal": "a number of at most {le}", "less_than": "a number below {lt}",

@@ -218,11 +218,13 @@ class CalledFunction(RequestModel):
 class CallOfMessage(RequestModel):
     id: Text = ""
     type: Literal["function"] = "function"
+    index: int = Field(0, description="The place of the call, in deltas of a stream.")
     function: CalledFunction = CalledFunction.model_validate({})
 
     def call(self) -> ToolCall:
         written = self.function.arguments
-        return ToolCall(self.function.name, written if isinstance(written, str) else json.dumps(written), self.id)
+        text = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False)
+        return ToolCall(self.function.name, text, self.id)
 
 
 class ChatMessage(RequestModel):
@@ -323,9 +325,7 @@ class ChatRequest(GenerationRequest):
 
     def parameter(self, name: str) -> str:
         """Return the request's parameter for `name`, a parameter of the model's template or `think`."""
-        if name in ("reasoning_effort", "think"):
-            return name
-        return f"chat_template_kwargs.{name}"
+        return name if name in ("reasoning_effort", "think") else f"chat_template_kwargs.{name}"
 
     @property
     def most_calls(self) -> int | None:

@@ -183,7 +183,8 @@ class Toolbox:
         """Return the conversation for the chat template: as it is, or in the form of a template without tools."""
         if not self.generic:
             return list(messages)
-        described = _GENERIC.format(tools="\n".join(json.dumps(tool["function"]) for tool in self.tools))
+        tools = [json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools]
+        described = _GENERIC.format(tools="\n".join(tools))
         plain = plain_turns(messages)
         if plain and plain[0].role == "system":
             return [replace(plain[0], content=f"{plain[0].content}\n\n{described}"), *plain[1:]]
