@@ -20,6 +20,15 @@ Objective = Literal["ttft", "reply"]
 
 
 @dataclass(frozen=True, slots=True)
+class Fleet:
+    """Devices, measured links between some of them, and a model if a file describes one."""
+
+    devices: tuple[Device, ...]
+    links: Links = field(default_factory=dict)
+    model: ModelCosts | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryOverhead:
     """Bytes beside weights: least bytes of each `layer`, mostly its cache, however short a text; and of a `stage`."""
 

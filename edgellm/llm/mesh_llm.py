@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts
-from edgellm.coldstart.home import Home, MemoryOverhead, Objective
+from edgellm.coldstart.home import Fleet, Home, MemoryOverhead, Objective
 from edgellm.coldstart.plan import PlanOption, choose_part, predict
 from edgellm.coldstart.problem import Stop
 from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
@@ -28,7 +28,6 @@ from edgellm.llm.llm import LLM
 from edgellm.llm.model_loading import EngineConfig, OpenedVerifier
 from edgellm.mesh import EngineName, part_of
 from edgellm.mesh.coordinator import Mesh, MeshDevice
-from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, StageHost

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Self
 
 from edgellm.coldstart.costs import Device, Link, TransformerShape, Utilisation, fit_utilisation
+from edgellm.coldstart.home import Fleet
 from edgellm.engine import ModelFile
 from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, stand_in
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted
 from edgellm.layer_range import HERE
 from edgellm.mesh.device_profiler import MAX_DOUBTFUL_AGE, measure_device
-from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.placement import model_costs, shape_of
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.address import Address

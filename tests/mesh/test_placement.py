@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts, TransformerShape
-from edgellm.coldstart.home import Home, MemoryOverhead
+from edgellm.coldstart.home import Fleet, Home, MemoryOverhead
 from edgellm.coldstart.plan import predict
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
-from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.placement import Placement, fail_over, place, with_phases
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.peer_probe import Worker

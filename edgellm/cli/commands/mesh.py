@@ -31,10 +31,10 @@ from edgellm.storage import resolve
 
 if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
+    from edgellm.coldstart.home import Fleet
     from edgellm.engine import Message, Model, ModelFile
     from edgellm.llm import LLM
     from edgellm.llm.mesh_llm import EngineChoice, OpenedMesh, Workload
-    from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.fleet_profiler import Survey
     from edgellm.mesh.placement import Placement
     from edgellm.rpc_engine.plan import RpcPlacement
