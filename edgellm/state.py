@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -171,6 +171,19 @@ def set_aside(path: Path) -> Path:
     while os.path.lexists(aside):
         aside, number = path.with_name(f"{path.name}.aside-{number}"), number + 1
     return path.rename(aside)
+
+
+def keep_recent(files: Iterable[Path], most: int) -> None:
+    """Remove the least recently used files until the others take at most `most` bytes."""
+    found = []
+    for path in files:
+        with suppress(OSError):  # another process has removed it
+            found.append((-path.stat().st_mtime, path.stat().st_size, path))
+    for _, size, path in sorted(found):
+        most -= size
+        if most < 0:
+            with suppress(OSError):
+                path.unlink()
 
 
 def private_folder(path: Path) -> Path:

@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import StateDamaged
+from edgellm.llm.tools.values import read_json as read_valid
+from edgellm.llm.tools.values import write_json
 from edgellm.state import (
     close_to_others,
     from_json,
@@ -29,8 +31,6 @@ from edgellm.state import (
     write_state,
 )
 from edgellm.system import cache_dir, data_dir, state_dir
-from edgellm.valid_json import read_json as read_valid
-from edgellm.valid_json import write_json
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ import numpy as np
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.coldstart.exact_search import fastest_first_token
-from edgellm.coldstart.home import best_single, even, heuristic
-from edgellm.coldstart.problem import OVERLAPS, Task, makespan
+from edgellm.coldstart.problem import OVERLAPS, Task, best_single, even, heuristic, makespan
 from testkit.algorithm1 import algorithm1
 from testkit.random_fleets import FAMILIES, SAME, drawn
 

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import Plan, PlanOption, plan
+from edgellm.coldstart.problem import Home
 from edgellm.engine import ModelFile
 from edgellm.mesh.fleet_profiler import discover_workers, survey, timed_model
 from edgellm.mesh.placement import model_costs

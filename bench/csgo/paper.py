@@ -14,9 +14,8 @@ from typing import Any
 
 from bench.harness.results import Figures
 from edgellm.coldstart import costs
-from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import Plan, plan
-from edgellm.coldstart.problem import OVERLAPS
+from edgellm.coldstart.problem import OVERLAPS, Home
 from testkit.algorithm1 import algorithm1
 
 CLAIMS = {"mean_over_best_baseline": 17.43, "least": 8.0, "most": 50.0}

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
-from edgellm.coldstart.problem import Floats
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from typing import Self
 
 import numpy as np
 
-from edgellm.coldstart.problem import MARGIN, Cut, Floats, Ints, Solution, Stop, Task, fits, makespan, never
+from edgellm.coldstart.costs import Floats
+from edgellm.coldstart.problem import MARGIN, Cut, Ints, Solution, Stop, Task, fits, makespan, never
 
 MOST = 2_000_000  # most labels kept of a level; before dominated labels are dropped there may be four times as many
 WIDTHS = (100, 1000, 10_000, MOST)

@@ -15,9 +15,21 @@ from functools import cached_property
 
 import numpy as np
 
-from edgellm.coldstart.home import Home, restrict_to_stored
+from edgellm.coldstart.costs import Floats
 from edgellm.coldstart.plan import MIN_SAVING, format_seconds, solve
-from edgellm.coldstart.problem import Cut, Floats, Ints, Stop, Task, fits, makespan, never, per_token, timeline
+from edgellm.coldstart.problem import (
+    Cut,
+    Home,
+    Ints,
+    Stop,
+    Task,
+    fits,
+    makespan,
+    never,
+    per_token,
+    restrict_to_stored,
+    timeline,
+)
 from edgellm.layer_range import StageShare
 
 WRITING = 1024

@@ -14,8 +14,25 @@ from typing import Any
 
 from edgellm.coldstart.costs import Device, ModelCosts, sending
 from edgellm.coldstart.exact_search import fastest_first_token
-from edgellm.coldstart.home import Home, Objective, best_single, even, heuristic, ideal_single, restrict_to_stored
-from edgellm.coldstart.problem import Cut, Solution, StageTimes, Stop, Task, makespan, never, per_token, timeline, warm
+from edgellm.coldstart.problem import (
+    Cut,
+    Home,
+    Objective,
+    Solution,
+    StageTimes,
+    Stop,
+    Task,
+    best_single,
+    even,
+    heuristic,
+    ideal_single,
+    makespan,
+    never,
+    per_token,
+    restrict_to_stored,
+    timeline,
+    warm,
+)
 from edgellm.coldstart.reply_search import fastest_reply
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare

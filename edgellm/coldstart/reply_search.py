@@ -12,8 +12,9 @@ from functools import partial
 
 import numpy as np
 
+from edgellm.coldstart.costs import Floats
 from edgellm.coldstart.exact_search import CHUNK, Arrays, Tables, fastest_first_token, improved, single_devices
-from edgellm.coldstart.problem import Cut, Floats, Ints, Solution, Stop, Task, makespan, never, per_token
+from edgellm.coldstart.problem import Cut, Ints, Solution, Stop, Task, makespan, never, per_token
 
 
 def seconds(task: Task, further: int, cut: Cut) -> float:

@@ -96,6 +96,16 @@ def check_context(header: GgufHeader, name: str, n_ctx: int | None) -> None:
         )
 
 
+def positions(model: Model, n_ctx: int | None) -> int:
+    """Return the length of a context over `model`: `n_ctx`, else that of its hardware. Raises InvalidOption beyond the
+    trained length."""
+    n_ctx = model.hardware.n_ctx if n_ctx is None else n_ctx
+    if n_ctx is None:
+        return min(model.n_ctx_train, LEAST_CONTEXT)
+    check_context(model.header, model.name, n_ctx)
+    return n_ctx
+
+
 def default_context(
     header: GgufHeader, n_ctx_train: int, sessions: int = 1, free: int | None = None
 ) -> tuple[int, str]:

@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgellm.errors import InvalidOption, TrustUnusable
 from edgellm.http.model_host import KEEP_ALIVE
 from edgellm.http.schemas.errors import ApiError
-from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
+from edgellm.rpc.trust.handshake import RECHECK_SECONDS
 from edgellm.rpc.trust.identity import DeviceID, parse_short
 from edgellm.rpc.trust.trust import Peer, Peers, Phone
 from edgellm.state import lock_folder, read_private, write_private

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, TypeVar
 from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.kv.sequences import PromptCache
-from edgellm.engine.memory_fit import Placed, place_model
+from edgellm.engine.memory_fit import Placed, place_model, positions
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.trial.probe import TrialChild
 from edgellm.errors import InvalidOption
@@ -31,7 +31,6 @@ from edgellm.llm.model_loading import (
     model_file,
     named,
     place_pair,
-    positions,
     remote_verifier,
     try_ahead,
     verifier_of,

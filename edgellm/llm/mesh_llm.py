@@ -13,9 +13,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts
-from edgellm.coldstart.home import Fleet, Home, MemoryOverhead, Objective
 from edgellm.coldstart.plan import PlanOption, choose_part, predict
-from edgellm.coldstart.problem import Stop
+from edgellm.coldstart.problem import Fleet, Home, MemoryOverhead, Objective, Stop
 from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware

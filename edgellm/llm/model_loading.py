@@ -153,16 +153,6 @@ def named(model: Named | None) -> Named | None:
     return None if model is None or model == "none" else model
 
 
-def positions(model: Model, n_ctx: int | None) -> int:
-    """Return the length of a context over `model`: `n_ctx`, else that of its hardware. Raises InvalidOption beyond the
-    trained length."""
-    n_ctx = model.hardware.n_ctx if n_ctx is None else n_ctx
-    if n_ctx is None:
-        return min(model.n_ctx_train, LEAST_CONTEXT)
-    check_context(model.header, model.name, n_ctx)
-    return n_ctx
-
-
 def model_file(model: Named) -> ModelFile:
     """Return the file of a named model, which is called as `edgellm ls` calls it."""
     from edgellm.storage import name_of, resolve

@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import Protocol
 
 from edgellm.coldstart.costs import Device, Links, ModelCosts, TransformerShape
-from edgellm.coldstart.home import MemoryOverhead
+from edgellm.coldstart.problem import MemoryOverhead
 from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.layer_range import StageShare, ranges

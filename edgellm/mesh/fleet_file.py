@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from edgellm.coldstart import costs
 from edgellm.coldstart.costs import Device, Link, ModelCosts, TransformerShape
-from edgellm.coldstart.home import Fleet
+from edgellm.coldstart.problem import Fleet
 from edgellm.errors import InvalidOption, StateDamaged
 from edgellm.state import read_toml
 

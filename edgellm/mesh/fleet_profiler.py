@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from edgellm.coldstart.costs import Device, Link, TransformerShape, Utilisation, fit_utilisation
-from edgellm.coldstart.home import Fleet
+from edgellm.coldstart.problem import Fleet
 from edgellm.engine import ModelFile
 from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, stand_in

@@ -9,9 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from edgellm.coldstart.costs import ANY_LAYERS, Device, LayersOnDevice, Links, ModelCosts, TransformerShape
-from edgellm.coldstart.home import Home, MemoryOverhead, restrict_to_stored
 from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, format_seconds, plan, solve
-from edgellm.coldstart.problem import Stop, never
+from edgellm.coldstart.problem import Home, MemoryOverhead, Stop, never, restrict_to_stored
 from edgellm.engine import Dimensions, ModelFile, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.errors import ModelUnsupported, PlanImpossible

@@ -26,7 +26,7 @@ class Address:
         """Check host and port. `localhost` becomes 127.0.0.1, so that both sides use the same address family."""
         if host.lower() == "localhost":
             host = "127.0.0.1"
-        if not _is_ip(host) and (not _HOST.fullmatch(host) or host.replace(".", "").isdigit()):
+        if not is_ip(host) and (not _HOST.fullmatch(host) or host.replace(".", "").isdigit()):
             raise InvalidOption(f"{host!r} is neither a host name nor an IP address.", _EXAMPLE)
         if not 0 <= port <= 65535:
             raise InvalidOption(f"Port {port} is out of range.", "Give a port from 1 to 65535.")
@@ -36,7 +36,7 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Parse HOST:PORT; an IPv6 host stands in brackets. Raise InvalidOption for anything else."""
         host, colon, port = text.strip().rpartition(":")
-        if host.startswith("[") and host.endswith("]") and _is_ip(host[1:-1]):
+        if host.startswith("[") and host.endswith("]") and is_ip(host[1:-1]):
             host = host[1:-1]
         elif ":" in host:
             raise InvalidOption(f"{text!r} has more than one colon.", "Put an IPv6 host in brackets: [::1]:50151.")
@@ -47,12 +47,12 @@ class Address:
     @property
     def loopback(self) -> bool:
         """Return whether only this machine can reach the address; False for a name, as it is never certain."""
-        return _is_ip(self.host) and ip_address(self.host).is_loopback
+        return is_ip(self.host) and ip_address(self.host).is_loopback
 
     @property
     def unspecified(self) -> bool:
         """Return whether it stands for all addresses of a machine: 0.0.0.0 or ::."""
-        return _is_ip(self.host) and ip_address(self.host).is_unspecified
+        return is_ip(self.host) and ip_address(self.host).is_unspecified
 
     def require_loopback(self) -> Address:
         """Return this address if it is a loopback address; otherwise raise PairingRequired."""
@@ -81,7 +81,8 @@ class ModelAddress:
         return cls(Address.parse(where), model)
 
 
-def _is_ip(host: str) -> bool:
+def is_ip(host: str) -> bool:
+    """Return whether a host is an IP address, without a zone."""
     try:
         ip_address(host)
     except ValueError:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgellm.coldstart.costs import Device, Link
-from edgellm.coldstart.home import Objective
+from edgellm.coldstart.costs import Device, Floats, Link
 from edgellm.coldstart.plan import MIN_SAVING, format_seconds
-from edgellm.coldstart.problem import Floats
+from edgellm.coldstart.problem import Objective
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf.memory import text_layers
 from edgellm.engine.gguf.reader import GgufHeader

@@ -23,7 +23,7 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
 from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
+from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.rpc_engine.backend import HOST, RpcServer, server_kind
 from edgellm.rpc_engine.session import MAX_BUFFER, RPC_CONTRACT, RPC_ENGINE, SESSION_BYTES, Moved, carry

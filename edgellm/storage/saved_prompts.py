@@ -25,7 +25,7 @@ from edgellm import system
 from edgellm.engine import Ids, common_prefix
 from edgellm.engine.kv.sequences import LEAST
 from edgellm.errors import EdgeError
-from edgellm.state import private_folder
+from edgellm.state import keep_recent, private_folder
 from edgellm.storage.fingerprint import stamp
 from edgellm.system import NO_LINKS
 
@@ -148,20 +148,10 @@ def _make_room(limit: int) -> None:
     """Remove files that a crash has left, and the least recently used files until all take `limit` bytes."""
     files = prompt_files()
     for path in files:
-        if path.suffix == UNFINISHED and _used(path) < time() - _ABANDONED:
-            removed(path)
-    taken = 0
-    for path in sorted((path for path in files if path.suffix == SAVED), key=_used, reverse=True):
         with suppress(OSError):
-            taken += path.stat().st_size
-            if taken > limit:
+            if path.suffix == UNFINISHED and path.stat().st_mtime < time() - _ABANDONED:
                 path.unlink()
-
-
-def _used(path: Path) -> float:
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
+    keep_recent((path for path in files if path.suffix == SAVED), limit)
 
 
 def prompts_folder() -> Path:

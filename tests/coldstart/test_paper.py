@@ -21,8 +21,7 @@ from edgellm.coldstart.costs import (
     fit_utilisation,
     sending,
 )
-from edgellm.coldstart.home import Home
-from edgellm.coldstart.problem import Overlap, Task, fits, makespan, per_token, streamed, timeline
+from edgellm.coldstart.problem import Home, Overlap, Task, fits, makespan, per_token, streamed, timeline
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange
 from testkit.random_fleets import uniform

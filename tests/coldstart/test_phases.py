@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts, TransformerShape
-from edgellm.coldstart.home import Home, Objective
 from edgellm.coldstart.phases import BETTER, Contention, PhaseProblem, Phases, fit_together, moving, plan_phases
-from edgellm.coldstart.problem import Cut, fits, makespan, never, per_token
+from edgellm.coldstart.problem import Cut, Home, Objective, fits, makespan, never, per_token
 from edgellm.layer_range import LayerRange
 
 MODEL = ModelCosts.of(TransformerShape(12, 896, 14, 2, 64, 4864), "small")

@@ -13,9 +13,8 @@ from edgellm.coldstart import costs, exact_search, reply_search
 from edgellm.coldstart import plan as planning
 from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts, TransformerShape
 from edgellm.coldstart.exact_search import Bound, Columns, Search, Tables, fastest_first_token
-from edgellm.coldstart.home import Home, restrict_to_stored
 from edgellm.coldstart.plan import plan, solve
-from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan, warm
+from edgellm.coldstart.problem import OVERLAPS, Home, Overlap, Task, fits, makespan, restrict_to_stored, warm
 from edgellm.errors import PlanImpossible
 from testkit.algorithm1 import algorithm1
 from testkit.random_fleets import FAMILIES, SAME, drawn, every_plan

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from edgellm import system
-from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import plan
+from edgellm.coldstart.problem import Home
 from edgellm.engine import ModelFile
 from edgellm.engine.cores import CpuWait
 from edgellm.engine.gguf import synthetic_layers as timing

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts, TransformerShape
-from edgellm.coldstart.home import Fleet, Home, MemoryOverhead
 from edgellm.coldstart.plan import predict
+from edgellm.coldstart.problem import Fleet, Home, MemoryOverhead
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares

@@ -18,10 +18,9 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import CONTRACT, HELLO, SESSION, bind, new_server, run_in_network_loop
 from edgellm.rpc.protos import DEVICES_PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
-from edgellm.rpc.trust import auth_interceptor as guards
 from edgellm.rpc.trust import handshake as greetings
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
-from edgellm.rpc.trust.handshake import OfferedModel
+from edgellm.rpc.trust import handshake as guards
+from edgellm.rpc.trust.handshake import AuthInterceptor, OfferedModel
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.server.listener import Listener, Notify, Service

@@ -12,7 +12,7 @@ import pytest
 from edgellm.errors import IdentityClash, NotPaired, NotPermitted, PairingRequired
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server, open_channel
-from edgellm.rpc.trust import auth_interceptor as guards
+from edgellm.rpc.trust import handshake as guards
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import SERVER_NAME, Identity
 from edgellm.rpc.trust.trust import Right, Trust

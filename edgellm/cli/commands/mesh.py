@@ -31,7 +31,7 @@ from edgellm.storage import resolve
 
 if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
-    from edgellm.coldstart.home import Fleet
+    from edgellm.coldstart.problem import Fleet
     from edgellm.engine import Message, Model, ModelFile
     from edgellm.llm import LLM
     from edgellm.llm.mesh_llm import EngineChoice, OpenedMesh, Workload
@@ -100,8 +100,8 @@ def _show_stages(
 ) -> None:  # fmt: skip
     """Make and print a plan for a fleet; for a measured one, what is to be deployed, too, and `more` for a script."""
     from edgellm.cli.views.mesh_view import figures, print_plan, say_context
-    from edgellm.coldstart.home import Home
     from edgellm.coldstart.plan import plan as best_plan
+    from edgellm.coldstart.problem import Home
     from edgellm.llm.mesh_llm import missing_layers, within
 
     if file is not None:

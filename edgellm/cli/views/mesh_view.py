@@ -15,7 +15,7 @@ from edgellm.coldstart.plan import Plan, PlannedStage, PlanOption, format_second
 from edgellm.llm.mesh_timeline import Replies, comparison, planned_for
 
 if TYPE_CHECKING:
-    from edgellm.coldstart.home import Home
+    from edgellm.coldstart.problem import Home
     from edgellm.llm.mesh_llm import OpenedMesh
     from edgellm.llm.mesh_timeline import DeviceTimeline, Measured
     from edgellm.rpc_engine.plan import RpcHome, RpcOption, RpcPlacement

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgellm.http.schemas.errors import ApiError, invalid_request, is_json
-from edgellm.valid_json import valid_text
+from edgellm.llm.tools.values import valid_text
 
 MAX_VALUES = 2**18  # values such as token ids of texts to embed
 MAX_NODES = 2**15  # lists, objects and members of objects, which cost far more than numbers

@@ -13,9 +13,9 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from edgellm.engine import ToolCall
 from edgellm.http.schemas.errors import ApiError
+from edgellm.llm.tools.values import write_json
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel, Notice, PromptProgress, Token
-from edgellm.valid_json import write_json
 
 Json: TypeAlias = Mapping[str, Any]
 """A JSON object."""

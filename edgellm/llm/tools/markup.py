@@ -15,8 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from edgellm.engine import ToolCall
-from edgellm.llm.tools.values import ANYTHING, CALL_END, LooseReader, Schema, Tool, read_loose, typed
-from edgellm.valid_json import read_json, valid_text, write_json
+from edgellm.llm.tools.values import (
+    ANYTHING,
+    CALL_END,
+    LooseReader,
+    Schema,
+    Tool,
+    read_json,
+    read_loose,
+    typed,
+    valid_text,
+    write_json,
+)
 
 Parsed: TypeAlias = tuple[list[ToolCall], str]
 """The calls at the beginning of a text, and the rest, which may begin with an incomplete call."""

@@ -1,15 +1,16 @@
 """The values of a call, by the JSON schema of its function's parameters, in JSON or as models write them otherwise: in
-Python's form, in Gemma's, and without quotation marks."""
+Python's form, in Gemma's, and without quotation marks. They are written as JSON that every reader takes: only numbers
+that JSON knows, and only texts that UTF-8 can hold."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 from urllib.parse import unquote
-
-from edgellm.valid_json import read_json
 
 Tool: TypeAlias = Mapping[str, Any]
 """A function as OpenAI's API describes it: `{"type": "function", "function": {"name", "description", ...}}`."""
@@ -305,3 +306,35 @@ def _unescaped(text: str) -> str:
         return chr(int(code, 16)) if int(code, 16) <= 0x10FFFF else "\ufffd"
 
     return _ESCAPE.sub(meant, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+_HALF_PAIR = re.compile("[\ud800-\udfff]")  # json joins whole surrogate pairs; what is left has no other half
+
+
+def _number(text: str) -> float | str:
+    """Return a number, or its text where it is too large for a finite float."""
+    try:
+        value = int(text) if text.lstrip("-").isdecimal() else float(text)
+        return value if math.isfinite(value) else text
+    except (ValueError, OverflowError):
+        return text
+
+
+_DECODER = json.JSONDecoder(parse_float=_number, parse_int=_number, parse_constant=str, strict=False)
+
+
+def read_json(text: str, at: int = 0) -> tuple[Any, int]:
+    """Return the value at `at`, and its end. NaN and numbers beyond finite floats are read as texts, and texts may
+    contain bare line breaks. Raise ValueError for a missing or incomplete value, and RecursionError for too deep
+    nesting."""
+    return _DECODER.raw_decode(text, at)
+
+
+def write_json(value: object) -> str:
+    """Return a value as JSON, with U+FFFD for each half of a surrogate pair. Raise ValueError for NaN and infinity."""
+    return valid_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def valid_text(text: str) -> str:
+    """Return a text with U+FFFD for each half of a surrogate pair."""
+    return _HALF_PAIR.sub("\ufffd", text)

@@ -10,19 +10,17 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from typing import TypeVar
 
 import grpc.aio
 
 from edgellm.errors import EdgeError, NotPaired, NotPermitted, VerifierUnreachable
-from edgellm.rpc.address import Address
+from edgellm.rpc.address import Address, is_ip
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import RETRY_FACTOR, chosen_hosts
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, browse
 from edgellm.rpc.layers import list_layers
-from edgellm.rpc.trust.auth_interceptor import Context, caller_host
-from edgellm.rpc.trust.handshake import PeerInfo, connect_authenticated, fetch_peer_info
+from edgellm.rpc.trust.handshake import Context, PeerInfo, caller_host, connect_authenticated, dial, fetch_peer_info
 from edgellm.rpc.trust.trust import Peer, Right, Rights, Trust
 from edgellm.storage.layer_store import StoreFacts
 
@@ -144,21 +142,21 @@ FAILED_SECONDS = 4.0  # the duration of every failure, whatever its cause
 
 def is_local_caller(context: Context) -> bool:
     """Return whether the caller is on this machine, where it could dial loopback addresses itself."""
-    return _is_loopback(caller_host(context))
+    return Address(caller_host(context), 0).loopback
 
 
 def dialable_addresses(peer: Peer, requested: str, local: bool) -> list[Address]:
     """Return the addresses at which a paired device may be dialled for a caller that asks for `requested`. These are
     `requested` (IP:PORT or empty), if the device was seen at that host on any port, and every address where it was
     seen. Names are not resolved. Loopback is only for `local` callers, who may ask for any port of it."""
-    known = [address for address in peer.addresses if local or not _is_loopback(address.host)]
+    known = [address for address in peer.addresses if local or not address.loopback]
     hosts = {address.host for address in known}
     try:
         wanted = [Address.parse(requested)] if requested else []
     except EdgeError:
         wanted = []
     wanted = [address for address in wanted if address.host in hosts or (local and address.loopback)]
-    return [address for address in dict.fromkeys([*wanted, *known]) if _is_ip(address.host)]
+    return [address for address in dict.fromkeys([*wanted, *known]) if is_ip(address.host)]
 
 
 def announced_addresses(peer: Peer, seconds: float) -> list[Address]:
@@ -182,18 +180,6 @@ async def uniform_failure(
         if not local:
             await asyncio.sleep(deadline - asyncio.get_running_loop().time())
         raise failure from None
-
-
-def _is_loopback(host: str) -> bool:
-    return _is_ip(host) and ip_address(host).is_loopback
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +216,9 @@ async def reach_worker(trust: Trust | None, worker: Worker) -> grpc.aio.Channel:
     """Return an open channel to a worker; the caller closes it."""
     if worker.address is None:
         raise worker.error or NotPaired(f"No address of {worker.name} is known.", "Check that it is on and serves.")
-    if worker.peer is None or trust is None:
-        return open_channel(worker.address)
-    channel, _info = await connect_authenticated(worker.address, trust, worker.peer.id)
-    return channel
+    if worker.peer is None:
+        return await dial(worker.address, None)
+    return await dial(worker.address, trust, worker.peer.id)
 
 
 async def local_worker(address: Address) -> Worker:

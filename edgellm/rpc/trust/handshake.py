@@ -1,26 +1,36 @@
-"""The handshake over mutual TLS: each side's identity, and the rights of the client."""
+"""The handshake over mutual TLS: each side's identity, and the rights of the client; and the authorization of callers,
+checked for every call after the handshake, and again while the call lasts."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
-from edgellm.errors import SAME_VERSION, EdgeError, NotPaired, NotPermitted, ProtocolError, VerifierUnreachable
+from edgellm.errors import (
+    SAME_VERSION,
+    EdgeError,
+    IdentityClash,
+    NotPaired,
+    NotPermitted,
+    ProtocolError,
+    VerifierUnreachable,
+)
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel
-from edgellm.rpc.discovery.interfaces import NetworkCard, PortState, call_with_retry, own_cards, probe_port
+from edgellm.rpc.discovery.interfaces import NetworkCard, PortState, call_with_retry, own_cards, own_hosts, probe_port
 from edgellm.rpc.protos import DEVICES_PROTOCOL, MAX_GREETING, check_version, parse_message, program_version
 from edgellm.rpc.protos import trust_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id, identity_clash
-from edgellm.rpc.trust.identity import DeviceID
-from edgellm.rpc.trust.trust import Peer, Rights, Trust, read_cards, read_rights
+from edgellm.rpc.trust.identity import DeviceID, pem_id
+from edgellm.rpc.trust.trust import Peer, Right, Rights, Trust, read_cards, read_rights
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Devices"]
 _WELCOME = f"/{_SERVICE.full_name}/Welcome"
@@ -111,6 +121,13 @@ async def connect_authenticated(
     return channel, info
 
 
+async def dial(address: Address, trust: Trust | None, device: DeviceID | None = None) -> grpc.aio.Channel:
+    """Return an open channel: with `trust` to a paired device, by default whichever answers; else on this machine."""
+    if trust is None:
+        return open_channel(address)
+    return (await connect_authenticated(address, trust, device))[0]
+
+
 async def fetch_peer_info(address: Address, trust: Trust, device: DeviceID | None = None) -> PeerInfo:
     """Return a device's greeting; its `seconds` are those of a second call, over the open connection."""
     channel, _first = await connect_authenticated(address, trust, device)
@@ -195,3 +212,118 @@ async def _error_from_status(error: grpc.aio.AioRpcError, address: Address, seco
         return NotPaired(f"The server at {address} and this device do not trust each other, or no longer do.", _PAIR)
     kind = NothingListens if found is PortState.REFUSED else VerifierUnreachable
     return kind(_NO_ANSWER[found].format(address), _DOCTOR)
+
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Method: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
+
+RECHECK_SECONDS = 0.25  # seconds between two checks of open calls against the list of paired devices
+DRAIN_SECONDS = 2.0  # longest time for which a refused caller's requests are still read
+QUIET_SECONDS = 0.25  # silence after which a caller is taken to await the reply
+
+_END: Any = vars(grpc.aio)["EOF"]  # the value after the last request; the type stubs lack it
+
+
+@dataclass(slots=True, eq=False)
+class _OpenCall:
+    task: asyncio.Task[Any]
+    device: DeviceID
+    right: Right | None
+    refused: EdgeError | None = None
+
+
+class AuthInterceptor:
+    """Checks the callers of a service's methods. Runs in one event loop."""
+
+    def __init__(self, trust: Trust, notify: Callable[[str], None]) -> None:
+        """Set up the checks; `notify` is called with a line for every refused call."""
+        self._trust = trust
+        self._notify = notify
+        self._open: set[_OpenCall] = set()
+
+    def wrap(self, method: Method, right: Right | None = None) -> Method:
+        """Return `method`, restricted to paired devices with this right, or to all paired devices without `right`."""
+
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                peer = self.check(caller_id(context), right, caller_host(context))
+            except EdgeError as error:
+                await self._refuse(error, context)
+            task: Any = asyncio.current_task()
+            call = _OpenCall(task, peer.id, right)
+            self._open.add(call)
+            try:
+                return await method(request, context)
+            except asyncio.CancelledError:
+                if call.refused is None:  # the device has left
+                    raise
+                task.uncancel()
+                await self._refuse(call.refused, context)
+            finally:
+                self._open.discard(call)
+
+        return guarded
+
+    def check(self, device: DeviceID, right: Right | None, host: str = "") -> Peer:
+        """Return the paired device with this ID, which calls from `host`. Raise NotPaired for an unknown device,
+        IdentityClash for this device's own identity, NotPermitted without the right, and TrustUnusable where the list
+        of paired devices cannot be read, so that no device is trusted."""
+        if device == self._trust.identity.id:
+            raise identity_clash(device, host)
+        peer = self._trust.peers.get(device)
+        if peer is None:
+            raise NotPaired(f"The device {device.short} is not paired with this one.", "Pair the devices: edgellm pair")
+        if right is not None and right not in peer.rights:
+            raise NotPermitted(
+                f"{peer.name} ({device.short}) has no right to {right} here.",
+                f"Grant it on this device: edgellm peers grant {device.short} {right}",
+            )
+        return peer
+
+    async def watch(self) -> None:
+        """End the calls of devices that are no longer trusted, until this is cancelled."""
+        while True:
+            await asyncio.sleep(RECHECK_SECONDS)
+            for call in list(self._open):
+                if call.refused is None:
+                    try:
+                        self.check(call.device, call.right)
+                    except EdgeError as error:
+                        call.refused = error
+                        call.task.cancel()
+
+    async def _refuse(self, error: EdgeError, context: Context) -> NoReturn:
+        """End the call with the error, once the caller has paused: gRPC hides the reason from one that is writing."""
+        self._notify(f"Refused {caller_host(context) or 'an unknown caller'}: {error.what}")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while await asyncio.wait_for(context.read(), QUIET_SECONDS) is not _END:
+                    pass
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        raise error  # abort does not return
+
+
+def caller_id(context: Context) -> DeviceID:
+    """Return the device ID of the caller's client certificate, whose key the caller has proved to hold. Raise NotPaired
+    without a certificate."""
+    shown = b"".join((context.auth_context() or {}).get("x509_pem_cert", ()))
+    if not shown:
+        raise NotPaired("The caller has shown no certificate.", "Connect with mutual TLS.")
+    return pem_id(shown)
+
+
+def caller_host(context: Context) -> str:
+    """Return the host of the caller, or an empty string if it is unknown."""
+    _kind, _, rest = unquote(context.peer()).partition(":")
+    return rest.rpartition(":")[0].strip("[]")
+
+
+def identity_clash(device: DeviceID, host: str) -> IdentityClash:
+    if host in own_hosts():
+        return IdentityClash(
+            f"The device {device.short} has connected to itself.", "On one machine, use 127.0.0.1 without pairing."
+        )
+    return IdentityClash(
+        f"The device at {host or 'the other end'} has this device's identity, {device.short}: its files were copied.",
+        "On the device with the copy, remove trust/identity.pem from edgellm's data folder, and pair it again.",
+    )

@@ -44,7 +44,7 @@ from edgellm.rpc.channel import bind_pairing, new_server, open_pairing_channel, 
 from edgellm.rpc.discovery.interfaces import own_cards
 from edgellm.rpc.protos import PAIRING_PROTOCOL, check_version, parse_message, program_version
 from edgellm.rpc.protos import trust_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import Context, caller_host, identity_clash
+from edgellm.rpc.trust.handshake import Context, caller_host, identity_clash
 from edgellm.rpc.trust.identity import Certificate, Identity
 from edgellm.rpc.trust.trust import MAX_ADDRESSES, Peer, Rights, Trust, printable_name, read_cards, read_rights
 

@@ -2,7 +2,7 @@
 and phones with the page; and the TLS credentials that follow from them.
 
 gRPC checks a certificate against the paired ones, which are its only roots. That alone is not relied on: the server
-checks the fingerprint of the client's certificate for every call (`auth_interceptor`), and as gRPC does not let a
+checks the fingerprint of the client's certificate for every call (`AuthInterceptor`), and as gRPC does not let a
 client see the server's certificate, the server proves its identity with a signature (`handshake`)."""
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 
 from edgellm.errors import DeviceLost
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of, open_channel
-from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of
+from edgellm.rpc.trust.handshake import dial
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
 
@@ -68,13 +68,6 @@ class Endpoint:
             raise lost(f"{self.name} at {self.address} does not answer.") from None
         except grpc.aio.AioRpcError as error:
             raise lost(f"{self.name} at {self.address}: {explained(error)}") from None
-
-
-async def dial(address: Address, trust: Trust | None, device: DeviceID | None = None) -> grpc.aio.Channel:
-    """Return an open channel: with `trust` to a paired device, by default whichever answers; else on this machine."""
-    if trust is None:
-        return open_channel(address)
-    return (await connect_authenticated(address, trust, device))[0]
 
 
 def lost(what: str) -> DeviceLost:

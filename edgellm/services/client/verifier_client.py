@@ -36,8 +36,7 @@ from edgellm.rpc.discovery.interfaces import call_with_retry, listening, own_hos
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, announced_addresses
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import parse_message
-from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
-from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.handshake import RECHECK_SECONDS, connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Trust
 from edgellm.services.client.link import ServiceLink, Timing

@@ -37,12 +37,11 @@ from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, probe_port
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.protos import MAX_TOKENIZER_PART, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.handshake import NothingListens, OfferedModel, PeerInfo
+from edgellm.rpc.trust.handshake import NothingListens, OfferedModel, PeerInfo, dial
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Peers, Right, Trust
-from edgellm.services.client.link import dial
 from edgellm.services.handshake import KeptGreeting, printable
-from edgellm.state import write_state
+from edgellm.state import keep_recent, write_state
 from edgellm.system import cache_dir
 
 
@@ -290,7 +289,7 @@ def open_tokenizer(
         raise InvalidOption(
             f"The tokenizer of the verifier at {where} cannot be kept: {error}.", f"Make room in {path.parent}."
         ) from error
-    _make_room(path)
+    keep_recent(path.parent.glob("*.gguf"), MOST_KEPT)
     try:
         return load_tokenizer(path)
     except (ModelCorrupt, ModelUnsupported) as error:
@@ -357,17 +356,3 @@ def _refused(where: ModelAddress, error: grpc.aio.AioRpcError) -> EdgeError:
 
 def _folder() -> Path:
     return cache_dir() / "tokenizers"
-
-
-def _make_room(own: Path) -> None:
-    """Remove the tokenizers that were used least recently until the others, with `own`, take at most `MOST_KEPT`."""
-    kept = []
-    for path in own.parent.glob("*.gguf"):
-        with suppress(OSError):  # another process has removed it
-            kept.append((path != own, -path.stat().st_mtime, path.stat().st_size, path))
-    left = MOST_KEPT
-    for other, _, size, path in sorted(kept):
-        left -= size
-        if other and left < 0:
-            with suppress(OSError):
-                path.unlink()

@@ -26,8 +26,7 @@ from edgellm.rpc.layers import CONTRACT, PROTOCOL, read_manifest, read_places, w
 from edgellm.rpc.measuring import DeviceFigures, frame_sizes, measure_link, read_blocks, write_figures
 from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method
-from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.handshake import AuthInterceptor, Method, connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.server.listener import EventKind, Notify, Service, Stream, in_thread

@@ -33,8 +33,7 @@ from edgellm.rpc.channel import (
     run_in_network_loop,
 )
 from edgellm.rpc.protos import parse_message
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, caller_id
-from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
+from edgellm.rpc.trust.handshake import AuthInterceptor, Context, Method, OfferedModel, caller_id, welcome_handlers
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.sleeping import AWAKE
 

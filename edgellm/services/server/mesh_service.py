@@ -22,10 +22,9 @@ from edgellm.rpc.discovery.peer_probe import dialable_addresses, is_local_caller
 from edgellm.rpc.layers import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.protos import parse_message
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
+from edgellm.rpc.trust.handshake import AuthInterceptor, dial
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.services.client.link import dial
 from edgellm.services.mesh_codec import (
     CARRY,
     CONTRACT,

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgellm.engine import ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.engine.memory_fit import LEAST_CONTEXT, check_context, place_sessions
+from edgellm.engine.memory_fit import check_context, place_sessions, positions
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption
 from edgellm.mesh.device_profiler import measure_device
@@ -20,8 +20,7 @@ from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import MAX_CHUNK
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
-from edgellm.rpc.trust.handshake import OfferedModel
+from edgellm.rpc.trust.handshake import AuthInterceptor, OfferedModel
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.layer_service import LayerService
@@ -114,7 +113,7 @@ class VerifierServer(SessionServer):
         why. Raises InvalidOption: a size that cannot be meant; EngineFailed: no memory for that many sessions."""
         self.model, self.placement = model, placement
         self.sessions = sessions = positive("sessions", SESSIONS if options.sessions is None else options.sessions)
-        self.context_length = _positions(model, options.context)
+        self.context_length = positive("context", positions(model, options.context))
         positive("max_waiting", options.max_waiting)
         limits = options.limits or SchedulerLimits(rows=model.hardware.n_batch or SchedulerLimits().rows)
         model_hash = ""
@@ -188,14 +187,6 @@ def serve_verifier(
         server.stop(0.0)
         raise
     return server
-
-
-def _positions(model: Model, wanted: int | None) -> int:
-    wanted = model.hardware.n_ctx if wanted is None else wanted
-    if wanted is None:
-        return min(model.n_ctx_train, LEAST_CONTEXT)
-    check_context(model.header, model.name, wanted)
-    return positive("context", wanted)
 
 
 def positive(name: str, value: int) -> int:

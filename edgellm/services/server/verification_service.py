@@ -35,7 +35,7 @@ from edgellm.errors import (
 from edgellm.rpc.channel import CONTRACT, HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL
 from edgellm.rpc.protos import MAX_GREETING, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
+from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.services.handshake import PREPARING, VerifierInfo
 from edgellm.services.server.listener import EventKind, Notify, Service, Stream, in_thread, next_message, write_in_time
