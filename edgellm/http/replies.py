@@ -112,6 +112,11 @@ class _Job:
             raise event
         return event
 
+    @property
+    def has_more(self) -> bool:
+        """Return whether `next` has something at once."""
+        return not self._events.empty()
+
     def put(self, event: Event | ApiError) -> None:
         """Add an event, in any thread."""
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
@@ -381,7 +386,7 @@ class RequestHandler:
 
     async def _pieces(self, job: _Job, event: Event | None, client: asyncio.Task[None]) -> AsyncIterator[bytes]:
         """Yield the pieces of a stream that begins with `event`; until there is one, signs of life."""
-        writer, ended, begun = job.writer, 0, False
+        writer, ended, begun, ready = job.writer, 0, False, list[bytes]()
         try:
             while event is None:
                 yield writer.waiting()
@@ -391,18 +396,19 @@ class RequestHandler:
                             return
             while event is not None:
                 if not begun:
-                    for piece in writer.open(job.summary):
-                        yield writer.framed(piece)
+                    ready += map(writer.framed, writer.open(job.summary))
                 begun = not isinstance(event, Summary)
                 ended += not begun
-                for piece in writer.pieces(event, last=ended == job.count):
-                    yield writer.framed(piece)
+                ready += map(writer.framed, writer.pieces(event, last=ended == job.count))
                 if ended == job.count:
-                    yield writer.last_bytes
+                    yield b"".join((*ready, writer.last_bytes))
                     return
+                if not job.has_more:  # A write takes longer than a piece.
+                    yield b"".join(ready)
+                    ready = []
                 event = await job.next()
         except ApiError as error:
-            yield writer.framed(writer.failure(error))
+            yield b"".join((*ready, writer.framed(writer.failure(error))))
         finally:
             client.cancel()
             job.cancel()

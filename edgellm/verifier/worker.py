@@ -25,6 +25,8 @@ from edgellm.verifier.in_process import EXTRA_TOKENS
 from edgellm.verifier.scheduler import Answer, Counters, Deliver, MissingPrefix, Scheduler, SchedulerLimits
 
 _PROMPT = 64  # tokens of a prompt that are read at once, between tokens of other replies: most short prompts
+_TOGETHER = 3
+"""Further tokens of a verdict while several replies are written: handing each over takes a tenth of a pass."""
 _IDLE = 0.01  # seconds without a request after which the thread's team of threads ends: other teams would be slower
 
 
@@ -247,12 +249,13 @@ class BatchedVerifier(ColocatedVerifier):
     """A verifier in this process with a context for all of its sessions, whose requests share batches. A session that
     is alone computes in its own thread, except for its prompt."""
 
+    extra = EXTRA_TOKENS
+
     def __init__(self, model: Model, spec: ContextSpec, prompt_cache: PromptCache | None = None) -> None:
         """Open a context over `model` by `spec`, for as many sessions as it has sequences."""
         limits = SchedulerLimits(chunk=_PROMPT)
         self._worker = VerifierWorker.over(model, spec, limits, prompt_cache)
-        if model.speculator is not None:
-            self.extra = EXTRA_TOKENS
+        self._speculates = model.speculator is not None
         capabilities = Capabilities(model.name, spec.n_ctx, logprobs=True, penalties=True, grammars=True)
         super().__init__(self._worker, capabilities, model.grammar)
         self._worker.start()
@@ -270,9 +273,10 @@ class BatchedVerifier(ColocatedVerifier):
 
     def _send(self, request: VerifyRequest) -> Future[Verdict]:
         if request.round == 1 or self.crowded:
-            request.extra = 0  # the first token comes alone, and others need not wait for more
+            request.extra = 0 if request.round == 1 else min(request.extra, _TOGETHER)
             release_threads()
             return super()._send(request)
+        request.extra *= self._speculates
         future: Future[Verdict] = Future()
         future.set_running_or_notify_cancel()
         self._worker.answer(request, partial(settle, future), future.done)
