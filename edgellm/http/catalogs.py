@@ -169,13 +169,21 @@ def probe() -> Sequence[ProbeResult]:
 
 
 def verifying(results: Sequence[ProbeResult]) -> dict[str, PairedModel]:
-    """Return the models that verify for this device; of models with the same name, the quickest to reach."""
+    """Return the models that verify for this device; of models with the same name, the quickest to reach. Those of
+    devices that sleep are their last ones."""
+    from edgellm.rpc.trust.handshake import OfferedModel
+    from edgellm.services.handshake import KeptGreeting
+
     found: dict[str, PairedModel] = {}
     for info in sorted((one.info for one in results if one.info is not None), key=lambda info: info.seconds):
         for offer in info.offers if Right.VERIFY in info.rights else ():
             if offer.role == "verifier":
                 address = ModelAddress(info.address, offer.model)
                 found.setdefault(offer.model, PairedModel(info.peer, offer, address))
+    for peer in (one.peer for one in results if one.info is None and one.peer.addresses):
+        if (kept := KeptGreeting.of(peer.id)) is not None and Right.VERIFY in peer.granted:
+            offer = OfferedModel("verifier", kept.reply.model[:200], 0, kept.reply.vocabulary.hex())
+            found.setdefault(offer.model, PairedModel(peer, offer, ModelAddress(peer.addresses[0], offer.model)))
     return found
 
 
@@ -214,7 +222,9 @@ class PairedOpener:
         most = MOST_OF_VERIFIER * offer.size if offer.size and not offer.behind else float("inf")
         for path in [one.path for one in sorted(list_models(), key=lambda one: one.size) if one.size <= most]:
             with suppress(EdgeError), Model.load(path, TEXT_ONLY) as model:
-                if fit_of(model.vocabulary, trust, self._model.address, self._model.peer.id) is TokenizerFit.SAME:
+                same = model.vocabulary.fingerprint == offer.vocabulary
+                where = self._model.address, self._model.peer.id
+                if same or fit_of(model.vocabulary, trust, *where) is TokenizerFit.SAME:
                     self._draft = path
                     break
         return self._draft
@@ -231,7 +241,7 @@ class NamedModels:
         self.infos()
 
     def find(self, name: str) -> Opener:
-        """Return the model that a name means, of this machine before others, but no file of another folder. Raises
+        """Return the model that a name means, of this machine if it fits here, but no file of another folder. Raises
         ModelNotFound."""
         models = list_models()
         found = next((model for model in models if model.name == name), None)
@@ -239,13 +249,18 @@ class NamedModels:
             with suppress(EdgeError):
                 path = resolve(name)
                 found = next((model for model in models if path in model.paths), None)
-        if found is not None:
-            return ModelOpener(found, self._defaults)
+        here = None if found is None else ModelOpener(found, self._defaults)
+        if here is not None:
+            with suppress(MemoryShort):
+                here.check_fits(Counter())
+                return here
         if name not in self._paired:
             self._refresh(_ASKED_SECONDS)
-        if name not in self._paired:
+        if name in self._paired:
+            return PairedOpener(self._paired[name], self._defaults)
+        if here is None:
             raise unknown(name, [info.id for info in self.infos()])
-        return PairedOpener(self._paired[name], self._defaults)
+        return here  # opening it says why it does not fit
 
     def infos(self) -> Sequence[ModelInfo]:
         """Return all models, marked as not loaded; models of paired devices as last listed."""

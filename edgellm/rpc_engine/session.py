@@ -144,7 +144,8 @@ class RpcPort:
 
     def open(self) -> int:
         """Have the worker start a server; return the port of this machine that leads there. Raises DeviceLost: the
-        device is not reached, or refuses."""
+        device is not reached, or refuses; as `ask_offer`: another llama.cpp would not understand this one."""
+        ask_offer(self._endpoint)
         serving: Future[int] = Future()
         self._live = run_in_network_loop(self._run(serving))
         return serving.result()

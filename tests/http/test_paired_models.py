@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from edgellm.engine import Model
+from edgellm.engine import Model, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.errors import ModelNotFound, TrustUnusable
+from edgellm.errors import ModelNotFound, TrustUnusable, VerifierUnreachable
 from edgellm.http import catalogs
-from edgellm.http.catalogs import ModelDefaults, NamedModels, probe, verifying
+from edgellm.http.catalogs import ModelDefaults, ModelOpener, NamedModels, PairedOpener, probe, verifying
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
@@ -107,12 +107,22 @@ def test_who_has_no_key_is_not_told_of_devices(models: NamedModels, own: LLM) ->
     assert b"desk" not in answer.body
 
 
-def test_what_this_device_may_not_use_is_not_listed(desk: VerifierServer) -> None:
-    (found,) = probe()
-    assert found.info is not None
-    assert [one.peer.name for one in verifying([found]).values()] == ["desk"]
-    assert verifying([replace(found, info=replace(found.info, rights=frozenset()))]) == {}
-    assert verifying([replace(found, info=None)]) == {}
+def test_the_nearest_device_has_what_fits_not_here(desk: VerifierServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((peer, info),) = ((one.peer, one.info) for one in probe())
+    assert info is not None
+    offers = tuple(replace(offer, model="edgellm-verifier") for offer in info.offers)
+    near, far, closed, asleep = (
+        ProbeResult(peer, told and replace(told, offers=offers), None)
+        for told in (info, replace(info, seconds=9.0, peer=replace(peer, name="attic")),
+                     replace(info, rights=frozenset()), None)
+    )  # fmt: skip
+    for found, names in (([near, far], ["desk"]), ([far, near], ["desk"]), ([closed], []), ([asleep], [])):
+        assert [one.peer.name for one in verifying(found).values()] == names
+    known = NamedModels(DEFAULTS, lambda: [near])
+    assert type(known.find("edgellm-verifier")) is ModelOpener
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: -(10**9))
+    assert type(known.find("edgellm-verifier")) is PairedOpener
+    assert type(NamedModels(DEFAULTS, tuple).find("edgellm-verifier")) is ModelOpener
 
 
 def test_what_a_device_serves_is_still_known_while_it_sleeps(
@@ -128,12 +138,14 @@ def test_what_a_device_serves_is_still_known_while_it_sleeps(
             models.find("another")  # for which the devices are asked
 
 
-def test_the_nearest_of_several_devices_with_one_model_is_taken(desk: VerifierServer) -> None:
-    (found,) = probe()
-    assert found.info is not None
-    far = replace(found, info=replace(found.info, seconds=9.0, peer=replace(found.peer, name="attic")))
-    for both in ([found, far], [far, found]):
-        assert [one.peer.name for one in verifying(both).values()] == ["desk"]
+def test_a_new_server_knows_the_model_of_a_sleeping_device(models: NamedModels, desk: VerifierServer) -> None:
+    name, (found,) = name_of(desk.model.path), probe()
+    models.find(name).open(Counter(), bool).pair.close()
+    desk.stop()
+    opener = NamedModels(DEFAULTS, lambda: [replace(found, info=None)]).find(name)
+    opener.check_fits(Counter())
+    with pytest.raises(VerifierUnreachable, match="desk cannot be reached"):
+        opener.open(Counter(), bool)
 
 
 def test_a_model_for_which_nothing_here_can_draft_writes_alone(

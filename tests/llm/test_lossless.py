@@ -11,11 +11,9 @@ import jsonschema_rs
 import pytest
 
 from edgellm.engine import Model
-from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.protocols import Capabilities
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5)
@@ -107,10 +105,3 @@ def test_the_draft_model_follows_the_penalties(pair: LLM) -> None:
         ids(reply)
         rates.append(reply.summary.acceptance_rate or 0.0)
     assert rates[1] > 0.5 * rates[0]
-
-
-def test_a_verifier_is_not_asked_for_what_it_cannot(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Capabilities, "penalties", False)
-    with pytest.raises(InvalidOption, match="it applies no penalties"):
-        served.reply(case(2), presence_penalty=0.1)
-    assert ids(served.reply(case(2), max_tokens=2, min_p=0.1, temperature=1.0))

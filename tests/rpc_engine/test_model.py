@@ -146,13 +146,14 @@ def test_its_text_is_that_of_the_model_alone_also_with_drafts(
     until(lambda: not rpc_servers())
 
 
-def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
-    hybrid: ModelFile, workers: list[Endpoint], alone: list[int]
+@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.nightly), 9], ids=["prompt", "reply"])
+def test_a_peer_that_is_killed_ends_its_client_and_the_text_goes_on(
+    hybrid: ModelFile, workers: list[Endpoint], alone: list[int], after: int
 ) -> None:
     with Opened(hybrid, workers, planned(SPLIT, "here:1-2,b:3-4"), sessions=2) as opened:
 
         def kill(number: int) -> None:
-            if number == 9:
+            if number == after:
                 rpc_servers()[0].kill()
 
         assert opened.write(TOKENS, kill) == alone

@@ -22,7 +22,7 @@ from edgellm.rpc_engine.opening import open_over_rpc
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Source
-from tests.conftest import Architectures
+from tests.conftest import Architectures, Heads
 from tests.rpc_engine.processes import rpc_servers
 
 QUESTION = "Where is my mug?"
@@ -75,6 +75,14 @@ def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_
     assert [token.id for token in written[:8]] == expected[:8]
     assert any(token.source is Source.DRAFT for token in written[8:])
     assert any("The draft model continues alone, unverified" in text for text in told)
+
+
+@pytest.mark.rpc
+@pytest.mark.nightly
+def test_an_eagle3_head_is_refused(peers: tuple[str, ...], architectures: Architectures, heads: Heads) -> None:
+    options = MeshOptions("a:1-2,b:3-4", peers=peers, context=512, sessions=1)
+    with pytest.raises(ModelUnsupported, match="in one process and on no mesh"):
+        open_over_rpc(ModelFile.open(architectures("qwen3")), options, None, EngineConfig(heads("qwen3")))
 
 
 def test_stages_for_what_they_can_cut_and_rpc_for_the_rest(

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from edgellm.engine.hardware import Hardware
-from edgellm.errors import DeviceLost, EdgeError, NotPaired
+from edgellm.engine.native import VERSION
+from edgellm.errors import DeviceLost, EdgeError, NotPaired, ProtocolError
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.channel import open_channel, run_in_network_loop
@@ -131,7 +132,7 @@ def test_a_server_that_dies_ends_the_session_but_not_the_worker(session: RpcPort
     assert ask_offer(endpoint).server
 
 
-def test_more_memory_than_a_device_has_is_refused(endpoint: Endpoint) -> None:
+def test_too_much_memory_and_other_versions_are_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = RpcPort(endpoint, memory=4 * MEMORY, weights=0, model="it")
     with pytest.raises(DeviceLost, match="it takes 1074 MB here"):
         greedy.open()
@@ -144,6 +145,9 @@ def test_more_memory_than_a_device_has_is_refused(endpoint: Endpoint) -> None:
     sessions[1] = RpcPort(endpoint, memory=3 * MEMORY // 2, weights=0, model="it")
     sessions[1].open()
     sessions[1].close()
+    monkeypatch.setattr("edgellm.rpc_engine.service.VERSION", "0.0.1")
+    with pytest.raises(ProtocolError, match=rf"llama-cpp-python 0\.0\.1, but this device has {VERSION}"):
+        sessions[1].open()
 
 
 @pytest.mark.parametrize("hang", [False, True])

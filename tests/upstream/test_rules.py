@@ -125,9 +125,7 @@ def test_a_rule_is_applied_to_what_a_server_tells_and_else_refused(
         pair.reply(case(2), repeat_penalty=1.1)
 
 
-def test_a_schema_that_the_verifier_cannot_follow_is_the_draft_models(
-    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
-) -> None:
+def test_drafts_follow_other_schemas(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
     mute, server = open_pair(closing, Ollama(engine), f32_pair[0])
     before, events = len(server.requests), list[Notice]()
     reply = mute.reply(case(2), json_schema=SCHEMA)
