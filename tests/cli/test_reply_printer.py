@@ -10,7 +10,6 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Generator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import InputNotText
 from edgellm.spec.stats import Summary
-from edgellm.spec.stream import Reply, Utf8
+from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Event, Explanation, Notice, PromptProgress, Source, Token
 
 Written = Generator[Event, None, None]
@@ -232,14 +231,6 @@ def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys:
 
 
 # --- text ---------------------------------------------------------------------------------------------------------
-
-
-@given(st.binary(max_size=60), st.lists(st.integers(0, 60)))
-def test_pieces_give_the_same_text_however_they_are_cut(data: bytes, cuts: list[int]) -> None:
-    decoder = Utf8()
-    ends = [0, *sorted(cuts), len(data)]
-    text = "".join(decoder.feed(data[a:b]) for a, b in pairwise(ends)) + decoder.end()
-    assert text == data.decode("utf-8", "replace")
 
 
 @given(st.text())

@@ -36,15 +36,6 @@ def test_a_damaged_one_is_said_and_not_replaced(tmp_path: Path, kept: bytes) -> 
     assert path.read_bytes() == kept
 
 
-def test_signatures_are_of_one_device_and_one_message() -> None:
-    one, other = Identity.new(), Identity.new()
-    signature = one.sign(b"words")
-    assert one.certificate.signed(signature, b"words")
-    assert not one.certificate.signed(signature, b"other words")
-    assert not other.certificate.signed(signature, b"words")
-    assert not one.certificate.signed(b"", b"words")
-
-
 @pytest.mark.parametrize(
     ("how", "says"),
     [

@@ -57,14 +57,6 @@ def test_the_papers_distribution_with_nothing_rejected_as_an_outcome() -> None:
     assert rejection(confidence, 0.8) == pytest.approx(np.array(weights) / sum(weights), rel=1e-5)
 
 
-@given(confidence=arrays(np.float32, st.integers(0, 8), elements=st.floats(0, 1, width=32)), alpha=st.floats(0, 1))
-def test_it_is_a_distribution(confidence: np.ndarray, alpha: float) -> None:
-    chances = rejection(confidence, alpha)
-    assert chances.shape == (len(confidence) + 1,)
-    assert chances.min() >= 0.0
-    assert chances.sum() == pytest.approx(1.0)
-
-
 def test_the_likeliest_verdicts_come_first() -> None:
     def some(ids: list[int], probs: list[float]) -> tuple[np.ndarray, np.ndarray]:
         return np.array(ids, dtype=np.int32), np.array(probs, dtype=np.float32)
