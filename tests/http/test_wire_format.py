@@ -1,16 +1,21 @@
-"""The JSON of every answer: which keys there are, of which types, and which are null or absent."""
+"""The JSON of every answer: its keys and their types; and the server does what its description says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from edgellm.http.model_host import ServedModel
 from edgellm.llm import LLM
 from edgellm.rpc.trust.trust import Peer
-from tests.http.conftest import Answer, Ask, asker, configured, conversation
+from tests.http.conftest import Answer, Ask, asker, configured, conversation, serving
 from tests.http.test_middleware import peer
 from tests.http.test_page import PLAN
 from tests.http.test_streaming import Scripted, failing
@@ -191,3 +196,65 @@ def test_the_status(ask: Ask, troubled: Ask) -> None:
     found = troubled("GET", "/status", headers=SIGNED).json
     models = [model | {"draft": "null"}]
     same(found, status | {"draft": "null", "devices": [device], "models": models, "plan": plan})
+
+
+# --- the description --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def described(f32_pair: tuple[Path, Path]) -> Iterator[Any]:
+    """The description of a server whose replies are short."""
+    with (
+        LLM.open(*f32_pair, threads=1, n_ctx=48) as pair,
+        serving(pair, "edgellm-verifier", replies=1, page_key=KEY) as server,
+    ):
+        asker(server)("GET", "/openapi.json")  # put together when first asked for, within no time-out of schemathesis
+        yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+ONE = "/conversations/{conversation_id}"
+REPLIES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat",
+    "/api/generate", "/v1/responses", "/v1/embeddings", "/api/embed", "/api/embeddings",
+)  # fmt: skip
+OLLAMA = ("/api/tags", "/api/ps", "/api/version")
+PATHS = {
+    "GET": ("/health", "/status", "/metrics", "/v1/models", "/v1/models/{model}", "/conversations", ONE, *OLLAMA),
+    "POST": (*REPLIES, "/api/show", "/models/unload", "/conversations"),
+    **dict.fromkeys(("PUT", "PATCH", "DELETE"), (ONE,)),
+}
+
+NESTED = {*REPLIES[2:]}  # each request takes long to make up
+
+# A request may be as described and yet refused: an empty prompt, one that does not fit, a gate without a budget.
+NOT_PROMISED: list[Any] = [positive_data_acceptance]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("method", "path", "mode"),
+    [(method, path, mode) for method in PATHS for path in PATHS[method] for mode in GenerationMode
+     if mode is GenerationMode.POSITIVE or method not in ("GET", "DELETE")],
+)  # fmt: skip
+def test_answers_are_as_described(described: Any, method: str, path: str, mode: GenerationMode) -> None:
+    strategy, most = described[path][method].as_strategy(generation_mode=mode), 3 if path in NESTED else 5
+
+    @given(case=strategy)
+    @settings(database=None, derandomize=True, suppress_health_check=list(HealthCheck), max_examples=most)
+    def check(case: schemathesis.Case[Any]) -> None:
+        key = {"Authorization": f"Bearer {KEY}"}
+        answer = case.call(headers=key)
+        too_large = answer.status_code == 413  # a refusal like others, which this check does not know
+        case.validate_response(answer, excluded_checks=[*NOT_PROMISED, *[negative_data_rejection] * too_large])
+        assert answer.status_code < 500
+
+    check()
+
+
+def test_the_description_has_every_error(ask: Ask) -> None:
+    described = ask("GET", "/openapi.json").json
+    assert set(described["paths"]) == {path for paths in PATHS.values() for path in paths}
+    for path in REPLIES:
+        answers = described["paths"][path]["post"]["responses"]
+        assert {"200", "400", "401", "403", "404", "413", "415", "429", "503"} <= set(answers)
+        assert "422" not in answers

@@ -160,7 +160,7 @@ def test_a_file_is_in_use_until_it_is_no_longer_loaded(verifier_cut: Cut, tmp_pa
 
 
 def test_an_architecture_that_depends_on_the_layer_is_refused_by_name(tmp_path: Path) -> None:
-    from tests.engine.test_shard import arch
+    from tests.engine.test_cuttable import arch
 
     path = tmp_path / "model.gguf"
     path.write_bytes(arch(b"gemma3n"))

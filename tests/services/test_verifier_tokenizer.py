@@ -24,7 +24,7 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.storage import name_of
 from tests.services.conftest import ANYWHERE
 from tests.services.scripted import scripted
-from tests.services.test_hello import different
+from tests.services.test_verifier_client import different
 
 NOWHERE = ModelAddress(Address("127.0.0.1", 1))
 
