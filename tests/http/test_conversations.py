@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from edgellm.errors import HistoryUnusable
-from edgellm.http.middleware import page_key
 from edgellm.http.server import HttpServer
 from edgellm.storage.chat_log import MAX_BYTES, Conversation, Conversations
 from tests.http.conftest import HOME, Answer, asker, configured
@@ -96,6 +95,9 @@ def test_a_state_that_changed_meanwhile_is_not_overwritten(server: HttpServer, s
     late = ask("PUT", f"/{made['id']}", {"turns": TURNS, "replaces": made["when"]})
     assert (late.status, late.error["code"]) == (409, "conversation_changed")
     assert len(store.find(made["id"]).turns) == 4
+    ask("DELETE", f"/{made['id']}")
+    late = ask("PUT", f"/{made['id']}", {"turns": TURNS, "replaces": changed.json["when"]})
+    assert (late.status, late.error["code"], store.all()) == (409, "conversation_changed", [])
 
 
 def test_only_the_pages_key_opens_them(store: Conversations) -> None:
@@ -121,16 +123,6 @@ def test_only_the_pages_key_opens_them(store: Conversations) -> None:
     with HttpServer(HOME) as closed:
         assert asking(closed, "")("GET").error["code"] == "page_key_required"
     assert len(store.all()) == 1
-
-
-def test_the_key_is_made_once_and_is_in_the_pages_address(store: Conversations) -> None:
-    key = page_key()
-    assert len(key) >= 43
-    assert page_key() == key
-    with configured(page_key=key) as server:
-        assert server.page_url == f"{server.url}/#key={key}"
-    with HttpServer(HOME) as server:
-        assert server.page_url == f"{server.url}/"
 
 
 def test_with_the_history_off_nothing_is_stored_or_read(server: HttpServer, store: Conversations) -> None:

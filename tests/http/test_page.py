@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from playwright.sync_api import BrowserContext, ConsoleMessage, Page, expect
 
-from edgellm.engine import Message, Model
+from edgellm.engine import Model
 from edgellm.errors import InvalidOption
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
@@ -29,7 +29,6 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Session
 from edgellm.spec.stats import Summary
-from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Event, Source, Verdict
 from edgellm.storage.chat_log import Conversations
 from testkit.browser.page_states import (
@@ -45,7 +44,7 @@ from testkit.browser.page_states import (
     window,
 )  # fmt: skip
 from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, serving
-from tests.http.test_streaming import Scripted, endless, failing, said, scripted
+from tests.http.test_streaming import Scripted, endless, failing, said
 from tests.waiting import until
 
 STAGE = {"first_layer": 1, "last_layer": 5, "load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
@@ -60,6 +59,7 @@ LOOKS: list[tuple[str, str, list[str]]] = [
     ("wide", "light", []), ("wide", "dark", COLOURS), ("narrow", "dark", []), ("narrow", "light", COLOURS),
 ]  # fmt: skip
 PANELS = {"settings": "right", "mesh": "right", "conversations": "left"}
+OFTEN = {"streaming", "code", "error", "pairing", *PANELS}  # looked at in each run, the others every night
 PAGE_FILES = (
     ("/page/page.css", "text/css"), ("/page/chat.js", "text/javascript"), ("/page/vendor/marked.js", "text/javascript"),
     ("/page/app.webmanifest", "application/manifest+json"), ("/page/icon.png", "image/png"),
@@ -199,19 +199,13 @@ def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page
 
 @needs_browser
 def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None:
-    asked: list[list[Message]] = []
-
     def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         for token in said(b"", b"<b>hm", b" hm", b""):
             yield replace(token, channel=Channel.THINKING)
         yield from said(b"On the", b" shelf.")
 
-    class Asked(Scripted):
-        def reply(self, *words: object, **options: object) -> Reply:
-            asked.append(cast(list[Message], words[0]))
-            return super().reply(*words, **options)
-
-    with serving(Asked(script), "made-up") as server:
+    pair = Scripted(script)
+    with serving(pair, "made-up") as server:
         page.goto(server.url)
         say(page, "Where?")
         expect(page.locator(".said").first).to_contain_text("tokens")
@@ -228,7 +222,7 @@ def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None
         say(page, "And now?")
         expect(page.locator(".said")).to_have_count(2)
         expect(page.locator(".said").nth(1)).to_contain_text("tokens")
-    assert [(turn.content, turn.thinking) for turn in asked[1]] == [
+    assert [(turn.content, turn.thinking) for turn in pair.asked[1]] == [
         ("Where?", ""), ("On the shelf.", ""), ("And now?", ""),
     ]  # fmt: skip
 
@@ -406,15 +400,8 @@ def test_it_can_be_installed_and_opens_while_the_server_is_away(page: Page) -> N
 
 @needs_browser
 def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: Conversations) -> None:
-    asked: list[list[Message]] = []
-
-    class Echo(Scripted):
-        def reply(self, *words: object, **options: object) -> Reply:
-            asked.append(cast(list[Message], words[0]))
-            count = str(len(asked)).encode()
-            return scripted(lambda *_: (token for token in said(b"Reply ", count)))
-
-    with serving(Echo(failing), "made-up", page_key=KEY) as server:
+    pair = Scripted(lambda *_: (token for token in said(b"Reply ", str(len(pair.asked)).encode())))
+    with serving(pair, "made-up", page_key=KEY) as server:
         page.goto(server.page_url)
         assert KEY not in page.url
         page.locator("summary", has_text="System prompt").click()
@@ -430,7 +417,7 @@ def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: 
         page.locator(".edit textarea").fill("Third?")
         page.locator(".edit").get_by_role("button", name="Send").click()
         expect(page.locator(".words").nth(1)).to_have_text("Reply 3")
-        assert [turn.content for turn in asked[-1]] == ["Be brief.", "First?", "Reply 1", "Third?"]
+        assert [turn.content for turn in pair.asked[-1]] == ["Be brief.", "First?", "Reply 1", "Third?"]
         page.get_by_role("button", name="Earlier version").click()
         expect(page.locator(".words").nth(1)).to_have_text("Reply 2")
         until(lambda: store.latest().turns[-1] == ("assistant", "Reply 2"))
@@ -581,14 +568,8 @@ def test_no_word_of_a_demanding_reply_is_lost(page: Page, text: str) -> None:
 
 @needs_browser
 def test_files_go_before_the_question(page: Page) -> None:
-    asked: list[list[Message]] = []
-
-    class Asked(Scripted):
-        def reply(self, *words: object, **options: object) -> Reply:
-            asked.append(cast(list[Message], words[0]))
-            return super().reply(*words, **options)
-
-    with serving(Asked(lambda *_: (token for token in said(b"Yes."))), "made-up") as server:
+    pair = Scripted(lambda *_: (token for token in said(b"Yes.")))
+    with serving(pair, "made-up") as server:
         page.goto(server.url)
         drop = """texts => {
             const files = new DataTransfer();
@@ -600,7 +581,7 @@ def test_files_go_before_the_question(page: Page) -> None:
         expect(page.locator(".toast")).to_contain_text("x.bin is no text")
         say(page, "When does it leave?")
         expect(page.locator(".said")).to_have_count(1)
-        question = asked[0][0]
+        question = pair.asked[0][0]
         assert (question.context, question.content) == (("The bus leaves at 8.\n",), "When does it leave?")
         expect(page.locator(".asked .text")).to_have_text("When does it leave?")
         expect(page.locator(".asked .files")).to_have_text("notes.txt")
@@ -611,7 +592,9 @@ def test_files_go_before_the_question(page: Page) -> None:
 @pytest.mark.parametrize(
     "looks", [LOOKS[:1], pytest.param(LOOKS[1:], marks=pytest.mark.nightly)], ids=["wide and light", "narrow or dark"]
 )
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize(
+    "name", [one if one in OFTEN else pytest.param(one, marks=pytest.mark.nightly) for one in STATES]
+)
 def test_there_is_no_barrier_in_any_state(
     context: BrowserContext, store: Conversations, name: str, looks: list[tuple[str, str, list[str]]]
 ) -> None:

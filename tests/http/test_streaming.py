@@ -16,6 +16,7 @@ from typing import Any, cast
 import openai
 import pytest
 
+from edgellm.engine import Message
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
@@ -59,8 +60,10 @@ class Scripted:
 
     def __init__(self, script: Script) -> None:
         self._script, self.prompts, self.model = script, self, self
+        self.asked: list[list[Message]] = []
 
-    def reply(self, *_: object, **_options: object) -> Reply:
+    def reply(self, messages: list[Message], *_: object, **_options: object) -> Reply:
+        self.asked.append(messages)
         return scripted(self._script)
 
     complete = reply

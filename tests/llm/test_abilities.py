@@ -13,7 +13,7 @@ from edgellm.engine import Capture, Context, ContextSpec, ModelFile
 from edgellm.engine.graph_hooks import SCORES
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import MemoryUse, reckon
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.errors import InvalidOption
 from edgellm.llm.abilities import Ability, abilities, context_memory
 from testkit.gguf.architectures import ARCHITECTURES
 from testkit.gguf.random_model import SHAPES, write
@@ -102,7 +102,7 @@ def test_the_memory_of_a_context_is_what_it_takes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     texts = np.minimum(rng.zipf(1.3, 20_000), 50_000), rng.integers(0, 50_000, 20_000)
     indexes = [index_bytes(text) / 20_000 for text in texts]
-    for row in rows:
+    for row in (rows[0], rows[-1]):
         plain, captured = taken(row.tokens), taken(row.tokens, Capture(attention=(1,)))
         assert row.cache == plain.caches["CPU"] == captured.caches["CPU"]
         assert 0.9 * SCORES < row.attention <= SCORES
@@ -121,9 +121,3 @@ def test_without_numbers_no_memory_is_told(
         monkeypatch.setattr("edgellm.llm.abilities.free_memory", lambda: 1_000)
     metadata = {key: value for key, value in file.header.metadata.items() if damage not in key}
     assert context_memory(replace(file.header, metadata=metadata)) == []
-
-
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    with pytest.raises(EdgeError):
-        found(tmp_path / "x.gguf")

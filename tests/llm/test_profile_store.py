@@ -49,12 +49,8 @@ def hashes(pair: tuple[Path, Path]) -> tuple[str, str]:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("linked", [False, True])
-def test_profile_from_end_to_end(
-    shell: Shell, f32_pair: tuple[Path, Path], prompt_file: Path, address: str, linked: bool
-) -> None:
-    verifier = address if linked else str(f32_pair[1])
-    words = ("--draft", str(f32_pair[0]), "--verifier", verifier)
+def test_profile_from_end_to_end(shell: Shell, f32_pair: tuple[Path, Path], prompt_file: Path, address: str) -> None:
+    words = ("--draft", str(f32_pair[0]), "--verifier", address)
     words_of_profile = ("--prompts", str(prompt_file), "--max-tokens", "24")
     code, out, err = shell("profile", *words, *words_of_profile)
     assert code == 0, err

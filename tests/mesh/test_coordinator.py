@@ -207,9 +207,6 @@ def test_a_text_that_does_not_fit_is_refused(home: Home) -> None:
     session = home.verifier.open(GenerationState())
     with pytest.raises(ContextFull, match="400 tokens and 0 drafted ones do not fit the 256"):
         session.submit(some_ids(400), NOTHING).result()
-    home.verifier.close()
-    with pytest.raises(MeshBroken, match="closed"):
-        session.submit(PROMPT, NOTHING).result()
 
 
 SHORT = some_ids(24, 2000, 3)

@@ -264,17 +264,6 @@ def test_whatever_fails_each_token_follows_from_all_before_it(
     assert [e.round for e in events if isinstance(e, Explanation)] == list(range(summary.rounds))
 
 
-def test_a_verifier_that_is_away_from_the_start() -> None:
-    class Late(FakeVerifier):
-        def reply(self) -> FakeReply:
-            return FakeReply(self, away=3)
-
-    events, _ = run(FakeDrafter(SMALL), Late(BIG))
-    assert events[0] is LOST
-    assert notices(events) == [LOST, BACK]
-    check_provenance(tokens(events), BIG, SMALL)
-
-
 @pytest.mark.parametrize("lost", [0, 2])
 @pytest.mark.parametrize("drafter", [None, FakeDrafter(SMALL, silent=True)], ids=["none", "silent"])
 def test_without_a_draft_model_a_lost_verifier_is_an_error(lost: int, drafter: FakeDrafter | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.errors import ConversationChanged, HistoryUnusable, InvalidOption
+from edgellm.errors import HistoryUnusable, InvalidOption
 from edgellm.storage import chat_log
 from edgellm.storage.chat_log import Conversation, Conversations
 from tests.storage.chats import change
@@ -104,17 +104,3 @@ def test_a_conversation_that_was_removed_leaves_no_trace(store: Conversations) -
             del marks[one.id]
     found = b"".join(path.read_bytes() for path in store.folder.iterdir())
     assert {mark for number in range(300) if (mark := f"<{number:05}>").encode() in found} == {*marks.values()}
-
-
-def test_a_state_that_changed_meanwhile_is_not_overwritten(store: Conversations) -> None:
-    one = begun("Where?", "There.", ago=60)
-    store.save(one)
-    other = one.with_turns([*one.turns, ("user", "Why?"), ("assistant", "So.")])
-    store.save(other, replaces=one.when)
-    with pytest.raises(ConversationChanged, match="was changed"):
-        store.save(one.with_turns(one.turns), replaces=one.when)
-    assert store.get(one.id) == other
-    store.remove(other)
-    with pytest.raises(ConversationChanged, match="was removed"):
-        store.save(other, replaces=other.when)
-    assert store.all() == []

@@ -31,22 +31,6 @@ from tests.storage.hub import COMMIT, REPO, Hub, names, running, tiny_gguf
 Q4 = "tiny-Q4_K_M.gguf"
 
 
-def test_a_model_is_pulled_into_the_standard_cache(hub: Hub, cache: Path) -> None:
-    seen: list[Transfer] = []
-    got = pull(REPO, seen.append)
-    data = hub.repos[REPO][Q4]
-    assert got.plan.file == Q4
-    assert got.plan.reason == "the default"
-    assert got.path.read_bytes() == data
-    assert seen[-1] == Transfer(len(data), len(data), 0)
-    assert resolve(REPO) == resolve(f"hf.co/{REPO}:q4_k_m") == got.path
-    hub.sent.clear()
-    assert pull(REPO).path == got.path
-    assert hub.sent == [], "it is here"
-    (repo,) = scan_cache_dir(cache).repos  # the hub's own tool reads what we wrote
-    assert (repo.repo_id, {ref for revision in repo.revisions for ref in revision.refs}) == (REPO, {"main"})
-
-
 def test_a_server_that_ignores_ranges_still_gives_the_right_file(hub: Hub) -> None:
     hub.cut_after = [60_000]
     hub.ignore_range = True
@@ -208,6 +192,8 @@ def test_all_parts_are_pulled_and_are_one_model(
     assert (got.plan.size, got.sent, seen[-1]) == (total, total, Transfer(total, total, 0))
     assert [one.done for one in seen] == sorted(one.done for one in seen)
     assert hub.bytes_sent() == total
+    assert pull(SPLIT).path == got.path
+    assert hub.bytes_sent() == total, "it is here"
     assert names() == [f"{SPLIT}:UD-Q4_K_XL"]
     (model,) = (model for model in list_models() if model.origin == "hub")
     assert (model.size, len(model.paths)) == (total, 3)

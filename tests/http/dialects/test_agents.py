@@ -135,7 +135,8 @@ def test_usage_tells_the_tokens_that_were_read(server: HttpServer, path: str, st
         body: Any = {"max_tokens": 12, "messages": turns, "stream": stream}
         if path == CHAT and stream:
             body["stream_options"] = {"include_usage": True}
-        answer = ask("POST", path, {"input": turns, "stream": stream} if path == RESPONSES else body)
+        responses = {"input": turns, "stream": stream, "max_output_tokens": 12}
+        answer = ask("POST", path, responses if path == RESPONSES else body)
         last = answer.events_named if path != CHAT and stream else answer.events if stream else [answer.json]
         if path == MESSAGES:
             found = last[-2 if stream else 0]["usage"]
