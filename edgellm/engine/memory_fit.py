@@ -330,7 +330,11 @@ def _on_cards(
     while layers:
         chosen = replace(hardware, gpu_layers=layers)
         use = wanted.use(chosen)
-        short = next((_lack(use, name, left) for name, left in room.items() if use.on(name) > left), "")
+        lacking = (
+            f"{use.on(name) / 1e9:.1f} GB of {name}, which can give {left / 1e9:.1f} GB"
+            for name, left in room.items() if use.on(name) > left
+        )  # fmt: skip
+        short = next(lacking, "")
         if not short:
             _take(wanted, chosen, use, taken)
             where = ", ".join(f"{use.on(card.name) / 1e9:.1f} GB of {card.name}" for card in cards if use.on(card.name))
@@ -374,10 +378,6 @@ def _take(wanted: Wanted, hardware: Hardware, use: MemoryUse, taken: Counter[str
         if length > 0
         else "Take a smaller quantisation, close other programs, or use several devices: edgellm mesh plan.",
     )
-
-
-def _lack(use: MemoryUse, device: str, left: int) -> str:
-    return f"{use.on(device) / 1e9:.1f} GB of {device}, which can give {left / 1e9:.1f} GB"
 
 
 def _layers(n: int) -> str:

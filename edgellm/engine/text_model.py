@@ -15,9 +15,8 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.chat.messages import Message
-from edgellm.engine.chat.prompt import ChatTemplate
+from edgellm.engine.chat.prompt import ChatTemplate, ThinkingMarkup, find_markup, fitting
 from edgellm.engine.chat.template import Template
-from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup, fitting
 from edgellm.engine.chat.tokenizing import CONTROL, VocabTokenizer, attributes
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
 from edgellm.engine.grammar import Grammar

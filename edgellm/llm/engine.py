@@ -17,8 +17,7 @@ from edgellm.engine.memory_fit import Placed, place_model, positions
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.trial.probe import TrialChild
 from edgellm.errors import InvalidOption
-from edgellm.llm.cost_curves import ModelCurve
-from edgellm.llm.idle_work import IdleWork
+from edgellm.llm.cost_curves import IdleWork, ModelCurve
 from edgellm.llm.model_loading import (
     EngineConfig,
     OpenedVerifier,
@@ -27,7 +26,6 @@ from edgellm.llm.model_loading import (
     PairPlacement,
     Progress,
     fit,
-    fit_remote,
     model_file,
     named,
     place_pair,
@@ -206,7 +204,8 @@ class PairEngine:
             text = small or self._load_tokenizer(found.taken, progress)
             if verifier is not None:
                 far = checks = remote_verifier(str(verifier), config, text, self.closing, progress)
-                fits = fit_remote(small, far, config.draft, verifier)
+                if small is not None and far.text is not None:
+                    fits = fit(small, far.text, config.draft, verifier)
                 text = far.text or text
         if fits.left_out == "draft":
             small = None

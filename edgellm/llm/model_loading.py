@@ -378,11 +378,6 @@ def _connected(
     return verifier, its_own
 
 
-def fit_remote(draft: Model | None, remote: OpenedVerifier, draft_name: Named | None, verifier_name: Named) -> PairFit:
-    """Compare the vocabularies of a draft model, if any, and a verifier across a link."""
-    return PairFit() if draft is None or remote.text is None else fit(draft, remote.text, draft_name, verifier_name)
-
-
 def sampling_behind(verifier: Verifier, text: Model) -> ModelSampling:
     """Return the sampling for a verifier that reports none, as far as the verifier can follow it."""
     return sampling_elsewhere(verifier.capabilities.name, text.file).told_by(verifier.capabilities.choice)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,14 +141,14 @@ class _Deployment:
 
     async def _send(self, worker: Worker, places: Sequence[int], state: _Part) -> None:
         """Send the pieces. Retry as long as bytes arrive, and give a lost device some time to come back."""
-        failures = 0
+        failures, cut = 0, lambda piece: cut_piece(self.model, piece.layers)
         while True:
             before = state.now.arrived
             try:
                 state.attempt()
                 async with await reach_worker(self.trust, worker) as channel:
                     state.change(activity="sending")
-                    await upload(channel, worker.name, self.manifest, places, self._cut, self.limiter, state.uploaded)
+                    await upload(channel, worker.name, self.manifest, places, cut, self.limiter, state.uploaded)
                     return
             except (DeviceLost, VerifierUnreachable) as error:
                 failures = 0 if state.now.arrived > before else failures + 1
@@ -160,9 +160,6 @@ class _Deployment:
                     ) from None
                 state.change(activity="waiting")
                 await asyncio.sleep(PAUSE_SECONDS)
-
-    def _cut(self, piece: LayerPiece) -> Iterator[bytes | memoryview]:
-        return cut_piece(self.model, piece.layers)
 
 
 class _Part:

@@ -62,7 +62,7 @@ def measure_device(
                 if stored is None:
                     file = root / f"measuring-{blocks.key[:16]}.gguf"
                     stored = _measure(blocks, reason, on_progress, file, unit)
-                    _store_figures(stored, unit)
+                    write_cached(_figures_path(blocks.key, unit), asdict(stored))
         except OSError as error:
             raise MeasureFailed(
                 f"Nothing can be measured in {root}: {error.strerror or error}.",
@@ -122,7 +122,8 @@ def _cold_load(file: Path, blocks: Blocks, hardware: Hardware) -> tuple[float, s
             cut(file, sample, 0, count - 1, head=False)
             loads, taken = -1, 0.0
             while loads < 1 or taken < 0.25 * seconds:
-                how = drop_page_cache(sample)
+                with sample.open("rb", buffering=0) as opened:
+                    how = system.drop_pages(opened.fileno())
                 began = perf_counter()
                 with Model.load(sample, LoadSpec(hardware)):
                     loads, taken = loads + 1, taken + (perf_counter() - began if loads >= 0 else 0.0)
@@ -156,15 +157,3 @@ def _stored_figures(blocks: Blocks, max_age: float, unit: ComputeUnit) -> tuple[
     if figures.doubt and (age > MAX_DOUBTFUL_AGE or not is_plausible(figures.rows, figures.seconds)):
         return None, figures.doubt
     return figures, ""
-
-
-def _store_figures(figures: DeviceFigures, unit: ComputeUnit) -> None:
-    """Store the figures. If that fails, they are measured again next time."""
-    write_cached(_figures_path(figures.block, unit), asdict(figures))
-
-
-def drop_page_cache(path: Path) -> str:
-    """Drop a file's pages from memory, if the system permits it; return a description of how. Raise OSError if the file
-    cannot be opened."""
-    with path.open("rb", buffering=0) as file:
-        return system.drop_pages(file.fileno())

@@ -291,11 +291,14 @@ class Stage:
             self._post(StageLost(EngineFailed(f"The stage has failed: {error!r}.", "Report this.")))
 
     def _load(self) -> None:
+        def set_share(share: float) -> None:
+            self._share = min(share, 0.999)
+
         for file in self._files:
             if self._closed:
                 return
             begins = [self._trace.clock]
-            model = self._cache.acquire(file, self._set_share, lambda: begins.append(self._trace.clock))  # noqa: B023
+            model = self._cache.acquire(file, set_share, lambda: begins.append(self._trace.clock))  # noqa: B023
             try:
                 block = self._block(model, file.layers)
             except BaseException:
@@ -321,9 +324,6 @@ class Stage:
         rows = max(MAX_ROWS + 1, work.sessions)
         spec = ContextSpec(work.context, work.sessions, rows, reproducible=work.reproducible)
         return Block(model, spec, head=layers.stop == work.n_layers, n_params=work.n_params)
-
-    def _set_share(self, share: float) -> None:
-        self._share = min(share, 0.999)
 
     def _compute(self) -> None:
         while group := self._next():

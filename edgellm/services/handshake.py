@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc.aio
 
 from edgellm.engine import Vocabulary
-from edgellm.errors import SAME_VERSION, ModelNotFound, ProtocolError, VocabularyMismatch
+from edgellm.errors import SAME_VERSION, ProtocolError, VocabularyMismatch
 from edgellm.rpc.channel import HELLO, PROTOCOL
 from edgellm.rpc.protos import MAX_GREETING, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
@@ -131,13 +131,6 @@ def _kept(device: DeviceID) -> Path:
 def printable(said: str) -> str:
     """Return a verifier's own words, cut to what a line can show: without what it would have its user do."""
     return "".join(filter(str.isprintable, said.partition("\n")[0]))[:_SAID]
-
-
-def model_missing(where: str, said: str) -> ModelNotFound:
-    """Return the error for a verifier without the model, as it has `said`."""
-    return ModelNotFound(
-        f"The verifier at {where}: {printable(said)}", f"Name a model behind the address: {where}#MODEL"
-    )
 
 
 def mismatch(ours: Vocabulary, reply: pb.HelloReply, where: str) -> VocabularyMismatch:

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any, Self, TypeAlias
 
 from edgellm.engine import Stop
-from edgellm.engine.chat.thinking import ThinkingMarkup
+from edgellm.engine.chat.prompt import ThinkingMarkup
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import UNVERIFIED, Channel, Event, Explanation, Notice, PromptProgress, Source, Token

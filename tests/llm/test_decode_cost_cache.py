@@ -20,6 +20,7 @@ from edgellm.llm import LLM, cost_curves
 from edgellm.llm.cost_curves import (
     _MIN_LENGTHS,
     CurveMeasurement,
+    IdleWork,
     ModelCurve,
     StoredCurve,
     _device,
@@ -27,7 +28,6 @@ from edgellm.llm.cost_curves import (
     read_curve,
     write_curve,
 )
-from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.state import MONTH
 from edgellm.storage.fingerprint import FileHash, _PartHash
@@ -172,7 +172,7 @@ def test_the_first_reply_waits_for_neither_hashes_nor_curves(
 
 
 def test_work_stops_when_a_reply_begins_and_goes_on_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.llm.idle_work.STOPPING", WAIT)
+    monkeypatch.setattr("edgellm.llm.cost_curves.STOPPING", WAIT)
     idle, began, stopped, done = IdleWork(), threading.Event(), threading.Event(), threading.Event()
 
     def task(stop: Stop) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup
+from edgellm.engine.chat.prompt import ThinkingMarkup, find_markup
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.spec import loop
 from edgellm.spec.protocols import GenerationLimits, GenerationState

@@ -192,11 +192,6 @@ def largest_part(header: GgufHeader) -> int:
     return min(RULES[header.architecture].counts, default=1 + check_cuttable(header)) - 1
 
 
-def wants_head(header: GgufHeader) -> bool:
-    """Return whether llama.cpp loads a model of this architecture only with a head beside the embedding."""
-    return RULES[header.architecture].head
-
-
 def query_factor(header: GgufHeader, count: int) -> float:
     """Return the factor for the norm of queries in a part of `count` layers."""
     rule, layers = RULES[header.architecture], check_cuttable(header)
@@ -352,7 +347,7 @@ def _tensors(
     found = {t.name: t for t in header.tensors}
     if EMBEDDING not in found or len(found[EMBEDDING].shape) != 2:
         raise ModelCorrupt(f"The file has no matrix {EMBEDDING}.", "Fetch it again.")
-    windows, both = window_pattern(header), wants_head(header) and HEAD in found
+    windows, both = window_pattern(header), RULES[header.architecture].head and HEAD in found
     factor = query_factor(header, last + 1 - first)
     for t in header.tensors:
         new = t

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 from starlette.responses import Response
 
 from edgellm.engine import ModelFile, ToolCall
-from edgellm.engine.chat.thinking import find_markup
+from edgellm.engine.chat.prompt import find_markup
 from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.http.dialects import LATEST, Dialect, OllamaError, chat_request, plain_name, replies
 from edgellm.http.model_host import keep_alive_seconds

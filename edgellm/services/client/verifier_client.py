@@ -22,6 +22,7 @@ from edgellm.errors import (
     SAME_VERSION,
     EdgeError,
     InvalidOption,
+    ModelNotFound,
     NotPermitted,
     ProtocolError,
     TrustUnusable,
@@ -40,7 +41,7 @@ from edgellm.rpc.trust.handshake import RECHECK_SECONDS, connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Trust
 from edgellm.services.client.link import ServiceLink, Timing
-from edgellm.services.handshake import PREPARING, KeptGreeting, VerifierInfo, greet, model_missing, printable
+from edgellm.services.handshake import PREPARING, KeptGreeting, VerifierInfo, greet, printable
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.types import NO_IDS, Ids, Verdict
@@ -88,7 +89,8 @@ class RemoteVerifier(Verifier):
         self._trust, self._device, self._vocabulary = trust, device, vocabulary
         self.patience = VerdictDeadline(timing.least)
         self.retry = RetryDelay(timing.retry, timing.retry_most)
-        self._channel: grpc.aio.Channel | None = None  # None while the verifier is away
+        self.channel: grpc.aio.Channel | None = None
+        """The channel for new streams; None while the verifier is away."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed, self._woken = False, False  # woken: a device is woken up once in each absence
         self._hurry = asyncio.Event()  # a reply wants the verifier, which is away
@@ -113,7 +115,7 @@ class RemoteVerifier(Verifier):
 
     def up(self) -> bool:
         """Return whether the verifier is connected and takes requests."""
-        return self._channel is not None and not self._closed and not self.retry.left
+        return self.channel is not None and not self._closed and not self.retry.left
 
     def open(self, state: GenerationState) -> Session:
         """Open a session, which becomes ready as soon as the verifier is reachable."""
@@ -137,12 +139,8 @@ class RemoteVerifier(Verifier):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_GRACE_SECONDS)
-        if self._channel is not None:
-            await self._channel.close(None)
-
-    def loop_channel(self) -> grpc.aio.Channel | None:
-        """Return the channel for new streams; None while the verifier is away."""
-        return None if self._closed else self._channel
+        if self.channel is not None:
+            await self.channel.close(None)
 
     def loop_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the background, until it ends or the connection is closed."""
@@ -152,16 +150,16 @@ class RemoteVerifier(Verifier):
 
     def loop_lost(self, channel: grpc.aio.Channel) -> None:
         """Reconnect after a loss; close `channel` after a grace in which other sessions may get their verdicts."""
-        if channel is self._channel:
+        if channel is self.channel:
             _log.warning("lost the connection to the verifier at %s", self._address)
-            self._channel = None
+            self.channel = None
             self.loop_task(channel.close(_CLOSE_GRACE_SECONDS))
             self.loop_task(self._reconnect())
 
     def loop_wake(self) -> None:
         """Look for a verifier that is away, for a reply; wake its device, once in each absence, if it may be woken."""
         self._hurry.set()
-        if self._channel is None and not self._woken and (peer := self._peer()) is not None and peer.wakes:
+        if self.channel is None and not self._woken and (peer := self._peer()) is not None and peer.wakes:
             self._woken = True
             for sent in send_magic_packets(peer.cards):
                 _log.info("sent %s, to wake up %s", sent, peer.name)
@@ -183,7 +181,7 @@ class RemoteVerifier(Verifier):
         if self._device is not None:
             kept = KeptGreeting(self.model, info.greeting.hex())
             await asyncio.to_thread(kept.keep, self._device)
-        self._channel, self._woken = channel, False
+        self.channel, self._woken = channel, False
         _log.info("connected to the verifier at %s: %s", self._address, info.model)
         self.loop_task(self._watch(channel))
         return info
@@ -218,7 +216,10 @@ class RemoteVerifier(Verifier):
                 why = error.details() or "Ask the device's owner for the right."
                 return NotPermitted(f"The verifier at {where} refuses.", why)
             case grpc.StatusCode.NOT_FOUND:
-                return model_missing(str(where), error.details() or "It has no such model.")
+                said = printable(error.details() or "It has no such model.")
+                return ModelNotFound(
+                    f"The verifier at {where}: {said}", f"Name a model behind the address: {where}#MODEL"
+                )
             case grpc.StatusCode.UNIMPLEMENTED:
                 what = f"The server at {where} is not a verifier."
             case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -232,7 +233,7 @@ class RemoteVerifier(Verifier):
         was seen is tried about every two seconds, and less often the longer it is away; what it announces, at once."""
         away = 0.0  # seconds, as counted here: a clock may have run on while this machine slept
         announced: asyncio.Future[list[Address]] | None = None  # one at a time, however many replies are in a hurry
-        while self._channel is None:
+        while self.channel is None:
             await asyncio.sleep(min(self.retry.next(), _RECONNECT_SECONDS))
             peer = self._peer()
             pause = max(BROWSE_SECONDS if peer else _RECONNECT_SECONDS, min(_LONGEST_PAUSE, _PAUSE_SHARE * away))
@@ -244,9 +245,9 @@ class RemoteVerifier(Verifier):
             try:
                 for look in asyncio.as_completed([*tasks, announced] if announced else tasks):
                     for address in (found := await look) or ():
-                        if self._channel is None:
+                        if self.channel is None:
                             await self._try(address)
-                    if found is None or self._channel is not None:
+                    if found is None or self.channel is not None:
                         break
             finally:
                 for task in tasks:
@@ -369,7 +370,7 @@ class Stream:
         if self._link is None or held is None:
             self._end(lost("The reply has been given up."))
             verifier = self._verifier
-            if (channel := verifier.loop_channel()) is None:
+            if (channel := verifier.channel) is None:
                 asked.fail(lost("The verifier is not reachable."))
                 return
             held, link = NO_IDS, ServiceLink(channel, SESSION, verifier.timing)

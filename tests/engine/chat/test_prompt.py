@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine import Ids, Message, Model
-from edgellm.engine.chat.thinking import find_markup, fitting
+from edgellm.engine.chat.prompt import find_markup, fitting
 from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.isolation.template_sandbox import arguments
 from testkit.chat_traits import PLAIN
