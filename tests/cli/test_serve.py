@@ -143,7 +143,7 @@ def test_a_base_model_continues_texts(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_pair_writes_no_more_replies_at_once_than_fit(
-    start: Start, draft_path: Path, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, edge: Edge, draft_path: Path, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     little = (
         "import sys\nfrom edgellm.cli import main\nfrom edgellm.engine import memory_fit\n"
@@ -152,13 +152,11 @@ def test_a_pair_writes_no_more_replies_at_once_than_fit(
     )
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
     one = place_pair(draft_path, verifier_path, EngineConfig(hardware=Hardware(n_ctx=1_024)))
-    free = str(one.taken["CPU"])
-    _, url = start(program=("-c", little, free))
+    free = one.taken["CPU"]
+    _, url = start(program=("-c", little, str(free)))
     assert json.loads(got(url, "/status"))["requests"]["places"] == 1
-    words = (sys.executable, "-c", little, free, "serve", "--http-port", "0", "--replies", "2")
-    refused = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert refused.returncode == 1
-    assert "Give --replies 1" in " ".join(refused.stderr.split())
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: free)
+    edge("serve", "--http-port", "0", "--replies", "2").told("Give --replies 1", code=1)
 
 
 def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
