@@ -30,7 +30,7 @@ from tests.engine.cache_faults import FAULTS
 
 WRONG = {"plamo2": [SEQUENCES]}
 """Architectures with which llama.cpp itself is wrong: plamo2 with equal numbers of rows of several sequences."""
-TIMES = 2  # or once with each architecture
+TIMES = 2  # or, every night, once with each architecture
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -47,9 +47,11 @@ def test_quantised_caches_are_no_faults(draft_path: Path, verifier_path: Path, c
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_in_each_of_the_traps_is_caught_every_time(architectures: Architectures, name: str) -> None:
+def test_a_fault_in_each_of_the_traps_is_caught_every_time(
+    architectures: Architectures, name: str, pytestconfig: pytest.Config
+) -> None:
     fault = FAULTS[name]
-    times = max(TIMES, len(fault.architectures))
+    times = max(TIMES, len(fault.architectures) * pytestconfig.getoption("--nightly"))
     for seed, architecture in enumerate(islice(cycle(fault.architectures), times)):
         with Model.load(architectures(architecture), faults=()) as model, fault.put():
             assert fault.found in self_test(model, seed), architecture
