@@ -25,7 +25,7 @@ from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, interfaces, probe_port
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, multicast_error, new_instance
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
-from edgellm.rpc.protos import DEVICES_PROTOCOL, check_version, program_version
+from edgellm.rpc.protos import check_version, program_version
 from edgellm.rpc.trust.handshake import PeerInfo
 from edgellm.rpc.trust.identity import Identity, trust_folder
 from edgellm.rpc.trust.trust import Peers, Right, Trust
@@ -329,7 +329,7 @@ def examine_peers(trust: Trust, received: ReceivedAnnouncements, vocabulary: str
             yield from examine_welcome(answer.info, vocabulary)
         for hint in announcements:
             try:
-                check_version(hint.protocol, DEVICES_PROTOCOL, answer.peer.name)
+                check_version(hint.protocol, answer.peer.name)
             except (PeerTooOld, PeerTooNew) as error:
                 yield _told("versions", error)
 

@@ -12,9 +12,9 @@ import typer
 from edgellm.cli import options
 from edgellm.cli.options import option
 from edgellm.errors import InvalidOption
+from edgellm.rpc import DEFAULT_PORT
 
 HTTP_PORT = 8080
-PORT = 50151  # a copy: `edgellm.rpc.channel` is slow to import
 Role: TypeAlias = Literal["pair", "verifier", "worker"]
 LogLevel: TypeAlias = Literal["off", "error", "warning", "info", "debug"]
 """The levels of a log; each includes the levels before it."""
@@ -60,7 +60,7 @@ class LinkOptions:
     """The options by which other devices reach this one."""
 
     host: str = option("127.0.0.1", "HOST")
-    port: int = option(PORT, "PORT")
+    port: int = option(DEFAULT_PORT, "PORT")
     paired_only: bool = option(False, names=("--paired-only",), panel=options.DEVICES)
     announce: bool = option(True, panel=options.DEVICES)
     interface: tuple[str, ...] = option((), "NAME|IP", panel=options.DEVICES, shown="those of the home")

@@ -63,8 +63,6 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-PROTOCOL = 4
-DEFAULT_PORT = 50151
 MAX_MESSAGE = 16 * 2**20  # bytes, either way
 MAX_VERDICT = 2**20  # bytes of a verifier's message in a session: a verdict with all log-probabilities has 0.8 MB
 MAX_CHUNK = 256  # tokens

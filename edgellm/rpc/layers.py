@@ -26,14 +26,13 @@ from edgellm.errors import (
     StoreBusy,
     StoreFull,
 )
-from edgellm.rpc.protos import check_version, parse_message
+from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.storage.layer_pieces import MAX_PIECES, LayerPiece, Manifest
 from edgellm.storage.layer_store import CleanResult, HeldModel, StoreFacts
 
 M = TypeVar("M", bound=Message)
 
-PROTOCOL = 1
 WINDOW = 2**20  # most unacknowledged bytes in flight
 FRAME = 2**18  # bytes of a portion that this side sends
 REPLY_SECONDS = 30.0  # the sender's wait for a reply or a heartbeat
@@ -162,7 +161,7 @@ class RateLimiter:
 async def list_layers(channel: grpc.aio.Channel, name: str, seconds: float = REPLY_SECONDS) -> StoreFacts:
     """Return the layers that this device has uploaded to another one, and the limits of that device's store."""
     reply = await ask(channel, "Held", name, pb.HeldRequest(protocol=PROTOCOL), pb.HeldReply, seconds)
-    check_version(reply.protocol, PROTOCOL, name)
+    check_version(reply.protocol, name)
     return read_facts(reply)
 
 

@@ -15,7 +15,8 @@ from edgellm.engine.gguf.synthetic_layers import HEADER_MOST, Blocks
 from edgellm.engine.timing import is_plausible, lower_quartile
 from edgellm.errors import SAME_VERSION, DeviceLost, ProtocolError
 from edgellm.rpc.address import Address
-from edgellm.rpc.layers import PROTOCOL, REPLY_SECONDS, ask, call_errors, error_from_status, method
+from edgellm.rpc.layers import REPLY_SECONDS, ask, call_errors, error_from_status, method
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.identity import DeviceID
 

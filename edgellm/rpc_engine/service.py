@@ -21,12 +21,12 @@ from edgellm.engine.native import VERSION
 from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ProtocolError
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
-from edgellm.rpc.protos import check_version, parse_message
+from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.rpc_engine.backend import HOST, RpcServer, server_kind
-from edgellm.rpc_engine.session import MAX_BUFFER, RPC_CONTRACT, RPC_ENGINE, SESSION_BYTES, Moved, carry
+from edgellm.rpc_engine.session import MAX_BUFFER, RPC_CONTRACT, SESSION_BYTES, Moved, carry
 from edgellm.services.server.listener import (
     EventKind,
     Notify,
@@ -85,13 +85,13 @@ class RpcEngineService(Service):
 
     async def offer(self, data: bytes, context: Stream) -> pb.OfferReply:
         """Reply with this device's offer."""
-        check_version(parse_message(pb.OfferRequest, data).protocol, RPC_ENGINE, "the other device")
+        check_version(parse_message(pb.OfferRequest, data).protocol, "the other device")
         what, program = await asyncio.to_thread(server_kind)
         memory, _ = await asyncio.to_thread(self._cache.available)
         cached = await asyncio.to_thread(self._tensors.size, self.owner(context))
         own = VERSION if what and not program else ""
         return pb.OfferReply(
-            protocol=RPC_ENGINE, server=what, version=own, memory=memory, unit=self._cache.unit.name, cached=cached
+            protocol=PROTOCOL, server=what, version=own, memory=memory, unit=self._cache.unit.name, cached=cached
         )
 
     async def serve(self, _orders: Any, stream: Stream) -> None:
@@ -100,7 +100,7 @@ class RpcEngineService(Service):
         if order.WhichOneof("order") != "begin" or len(order.begin.session) != SESSION_BYTES:
             raise ProtocolError("The first order is not Begin, or its session is not 16 bytes.", SAME_VERSION)
         begin, name = order.begin, order.begin.session
-        check_version(begin.protocol, RPC_ENGINE, "the other device")
+        check_version(begin.protocol, "the other device")
         if name in self._sessions:
             raise ProtocolError("The session was begun twice.", SAME_VERSION)
         if len(self._sessions) + self._starting >= MAX_SESSIONS:

@@ -20,14 +20,12 @@ import psutil
 
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.rpc.channel import first_of, network_loop, run_in_network_loop
-from edgellm.rpc.protos import check_version, parse_message
+from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc_engine.backend import HOST, STARTING_SECONDS
 from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, explained, lost
 from edgellm.services.mesh_codec import check_engine
 
-RPC_ENGINE = 1
-"""Version of `rpc_engine.proto`."""
 RPC_CONTRACT = pb.DESCRIPTOR.services_by_name["RpcEngine"]
 OFFER, SERVE, TUNNEL = (f"/{RPC_CONTRACT.full_name}/{name}" for name in ("Offer", "Serve", "Tunnel"))
 SESSION_BYTES = 16
@@ -109,9 +107,9 @@ class RpcOffer:
 def ask_offer(endpoint: Endpoint) -> RpcOffer:
     """Ask a worker whether it serves llama.cpp's RPC. Raises DeviceLost: it does not answer, or has no server; says
     what to do; ProtocolError, PeerTooOld, PeerTooNew: it has another version."""
-    answer = run_in_network_loop(endpoint.ask(OFFER, pb.OfferRequest(protocol=RPC_ENGINE))).result()
+    answer = run_in_network_loop(endpoint.ask(OFFER, pb.OfferRequest(protocol=PROTOCOL))).result()
     reply = parse_message(pb.OfferReply, answer)
-    check_version(reply.protocol, RPC_ENGINE, endpoint.name)
+    check_version(reply.protocol, endpoint.name)
     if not reply.server:
         raise DeviceLost(
             f"{endpoint.name} has no RPC server of llama.cpp.", "Run edgellm doctor there; it says how to compile one."
@@ -132,7 +130,7 @@ class RpcPort:
         """Set up a session for a part of `model` that takes `memory` bytes there, `weights` of them of tensors."""
         self.name, self._endpoint = endpoint.name, endpoint
         self.begin = pb.Begin(
-            protocol=RPC_ENGINE, session=os.urandom(SESSION_BYTES), memory=memory, weights=weights, name=model
+            protocol=PROTOCOL, session=os.urandom(SESSION_BYTES), memory=memory, weights=weights, name=model
         )
         self.lost: Future[EdgeError] = Future()
         self.traffic = Moved()

@@ -15,8 +15,8 @@ import grpc.aio
 
 from edgellm.engine import Vocabulary
 from edgellm.errors import SAME_VERSION, ProtocolError, VocabularyMismatch
-from edgellm.rpc.channel import HELLO, PROTOCOL
-from edgellm.rpc.protos import MAX_GREETING, check_version, parse_message
+from edgellm.rpc.channel import HELLO
+from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.services.verification_codec import read_wanted
@@ -63,7 +63,7 @@ async def greet(
     )
     data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
     reply = parse_message(pb.HelloReply, data, MAX_GREETING)
-    check_version(reply.protocol, PROTOCOL, "the verifier")
+    check_version(reply.protocol, "the verifier")
     info = _described(reply, ours)
     if info.vocabulary != ours.fingerprint:
         raise mismatch(ours, reply, where)

@@ -28,7 +28,7 @@ from edgellm.mesh.messages import (
 )
 from edgellm.rpc.channel import MAX_MESSAGE
 from edgellm.rpc.layers import read_pieces, write_pieces
-from edgellm.rpc.protos import check_version
+from edgellm.rpc.protos import PROTOCOL, check_version
 from edgellm.rpc.protos import edgellm_pb2 as words
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.services.verification_codec import (
@@ -44,8 +44,6 @@ from edgellm.services.verification_codec import (
 )
 from edgellm.spec.protocols import VerifyRequest
 
-MESH = 7
-"""Version of `mesh.proto`."""
 CONTRACT = pb.DESCRIPTOR.services_by_name["Mesh"]
 HOLDS, WORK, CARRY = (f"/{CONTRACT.full_name}/{name}" for name in ("Holds", "Work", "Carry"))
 _KINDS = ("compute", "load", "got", "cut")
@@ -70,17 +68,17 @@ def check_engine(version: str, name: str) -> None:
 
 def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
     return pb.Prepare(
-        protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start, last=work.layers.last,
+        protocol=PROTOCOL, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start,
+        last=work.layers.last, parameters=work.n_params, reproducible=work.reproducible,
         layers=work.n_layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
         half=work.half, stage=stage, version=VERSION, stages=work.stages, pieces=write_pieces(work.pieces),
-        parameters=work.n_params, reproducible=work.reproducible,
     )  # fmt: skip
 
 
 def read_work(message: pb.Prepare) -> StageSpec:
     """Return a stage's work from Prepare, checked. Raises ProtocolError: it cannot be meant, or comes from a
     coordinator that speaks or computes otherwise; LayersRefused: it names pieces that cannot be."""
-    check_version(message.protocol, MESH, "the coordinator")
+    check_version(message.protocol, "the coordinator")
     check_engine(message.version, "The coordinator")
     if len(message.model) != 32 or len(message.stage) != 16:
         refuse("The request for a stage has no model, or no name.")

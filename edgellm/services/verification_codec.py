@@ -12,7 +12,8 @@ import numpy as np
 
 from edgellm.engine.grammar import MAX_SCHEMA
 from edgellm.errors import SAME_VERSION, ContextFull, ProtocolError
-from edgellm.rpc.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
+from edgellm.rpc.channel import MAX_CHUNK, MAX_EXTRA
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY, MIN_REPEAT, ReplyOptions
 from edgellm.spec.protocols import HERE, Tenant, VerifyRequest

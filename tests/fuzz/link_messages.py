@@ -13,8 +13,7 @@ import numpy as np
 from edgellm.engine import Vocabulary
 from edgellm.errors import ProtocolError
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import PROTOCOL
-from edgellm.rpc.protos import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
+from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import trust_pb2 as trust_pb
 from edgellm.rpc.trust.handshake import LABEL, read_welcome
@@ -128,12 +127,12 @@ def readers(folder: Path) -> list[Reader]:
     nonce, host = bytes(32), Address("10.0.0.2", 1)
     offer = trust_pb.Offer(role="verifier", model="big", size=5, vocabulary=bytes(32))
     welcome = trust_pb.WelcomeReply(
-        protocol=DEVICES_PROTOCOL, device=other.id.digest, version="1", rights=["verify", "files"], models=[offer],
+        protocol=PROTOCOL, device=other.id.digest, version="1", rights=["verify", "files"], models=[offer],
         time=1, signature=other.sign(LABEL + nonce + other.id.digest + own.identity.id.digest),
     )  # fmt: skip
     code = Code(7, ("lamp", "otter"))
     spake = Exchange("A", code, other).spake
-    greeting = trust_pb.PairHello(protocol=PAIRING_PROTOCOL, certificate=other.certificate.der, spake=spake)
+    greeting = trust_pb.PairHello(protocol=PROTOCOL, certificate=other.certificate.der, spake=spake)
     words = trust_pb.Introduction(
         name="desk", rights=["verify"], addresses=["10.0.0.2:50151", "[fe80::1]:5"], version="1"
     )
@@ -141,7 +140,7 @@ def readers(folder: Path) -> list[Reader]:
     def window(data: bytes) -> None:
         message = parse_message(trust_pb.PairFrame, data)
         if message.WhichOneof("frame") == "hello":
-            check_version(message.hello.protocol, PAIRING_PROTOCOL, "the other device")
+            check_version(message.hello.protocol, "the other device")
             Certificate.of(message.hello.certificate)
 
     def introduced(data: bytes) -> None:

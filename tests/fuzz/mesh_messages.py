@@ -10,7 +10,7 @@ from edgellm.mesh.messages import Event, Failed, Loaded, MicroBatch, StageAnswer
 from edgellm.mesh.stage import check
 from edgellm.rpc.layers import read_manifest, read_places
 from edgellm.rpc.measuring import LinkSpeed, read_blocks, read_figures
-from edgellm.rpc.protos import layers_pb2, mesh_pb2, parse_message
+from edgellm.rpc.protos import PROTOCOL, layers_pb2, mesh_pb2, parse_message
 from edgellm.services.mesh_codec import (
     read_event,
     read_micro_batch,
@@ -90,9 +90,9 @@ def readers() -> list[Reader]:
     reports = [made for event in events if (made := write_event(event, half=True)) is not None]
     piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))
     recipe = layers_pb2.Recipe(fingerprint=bytes(32), name="big", architecture="llama", layers=2, pieces=[piece])
-    wanted = layers_pb2.PutFrame(wanted=layers_pb2.Wanted(protocol=1, recipe=recipe, pieces=[0]))
+    wanted = layers_pb2.PutFrame(wanted=layers_pb2.Wanted(protocol=PROTOCOL, recipe=recipe, pieces=[0]))
     figures = layers_pb2.Figures(taken=1, rows=[1, 4], seconds=[0.1, 0.2], layer=9, disk=1e9, memory=5, threads=2)
-    query = layers_pb2.MeasureRequest(protocol=1, header=b"GGUF" * 9, data=5, layers=2, width=64)
+    query = layers_pb2.MeasureRequest(protocol=PROTOCOL, header=b"GGUF" * 9, data=5, layers=2, width=64)
     line = layers_pb2.LineReply(round_trip=0.01, up=1e6, down=1e6)
     return [
         Reader("mesh orders", orders, _order),

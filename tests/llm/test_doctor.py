@@ -27,7 +27,7 @@ from edgellm.engine.hardware import ComputeDevice
 from edgellm.engine.native import Features
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce
-from edgellm.rpc.protos import DEVICES_PROTOCOL
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Peer, Right, Trust
@@ -61,7 +61,7 @@ def only(found: Iterator[Finding], topic: str) -> Finding:
     return one
 
 
-def hint(device: Trust, *addresses: Address, protocol: int = DEVICES_PROTOCOL) -> Hint:
+def hint(device: Trust, *addresses: Address, protocol: int = PROTOCOL) -> Hint:
     return Hint(device.identity.id.short, protocol, "0" * 16, addresses)
 
 
@@ -198,7 +198,7 @@ async def there(me: Trust, desk: Trust, address: Address) -> None:
     me.peers.record_seen(desk.identity.id, address)
     quiet = await asyncio.to_thread(peers_of, me)
     heard = await asyncio.to_thread(peers_of, me, hint(desk, address))
-    old = await asyncio.to_thread(peers_of, me, hint(desk, address, protocol=DEVICES_PROTOCOL - 1))
+    old = await asyncio.to_thread(peers_of, me, hint(desk, address, protocol=PROTOCOL - 1))
     assert [one.topic for one in heard if one.state == "ok"] == ["peers", "vocabulary"]
     assert [one.topic for one in quiet if one.state == "note"] == ["multicast"]
     assert "--peer" in quiet[0].next_step
@@ -212,7 +212,7 @@ async def there(me: Trust, desk: Trust, address: Address) -> None:
 
 @in_loop
 async def test_a_device_of_another_version_says_who_is_to_update(me: Trust, desk: Trust) -> None:
-    async with answering(desk, lambda reply: setattr(reply, "protocol", DEVICES_PROTOCOL + 1)) as address:
+    async with answering(desk, lambda reply: setattr(reply, "protocol", PROTOCOL + 1)) as address:
         me.peers.record_seen(desk.identity.id, address)
         (one,) = await asyncio.to_thread(peers_of, me)
         assert (one.topic, one.state) == ("versions", "problem")

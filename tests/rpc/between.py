@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.protos import PAIRING_PROTOCOL
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
 
@@ -57,7 +57,7 @@ class Talk:
         self.channel.close()
 
 
-def hello(identity: Identity, spake: bytes, protocol: int = PAIRING_PROTOCOL) -> pb.PairFrame:
+def hello(identity: Identity, spake: bytes, protocol: int = PROTOCOL) -> pb.PairFrame:
     return pb.PairFrame(hello=pb.PairHello(protocol=protocol, certificate=identity.certificate.der, spake=spake))
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import CONTRACT, HELLO, SESSION, bind, new_server, run_in_network_loop
-from edgellm.rpc.protos import DEVICES_PROTOCOL
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import handshake as greetings
 from edgellm.rpc.trust import handshake as guards
@@ -137,7 +137,7 @@ async def answering(
         client = guards.caller_id(context)
         mine = trust.identity.id
         reply = pb.WelcomeReply(
-            protocol=DEVICES_PROTOCOL,
+            protocol=PROTOCOL,
             device=mine.digest,
             signature=trust.identity.sign(greetings._statement(request.nonce, mine, client)),
         )

@@ -14,6 +14,7 @@ import pytest
 from edgellm.errors import DeviceLost, LayersCorrupt, LayersMissing, ProtocolError, StoreBusy
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers import WINDOW, Cut, RateLimiter, clean, list_layers, method, write_manifest
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server import layer_service, listener
@@ -108,7 +109,7 @@ async def test_who_serves_no_layers_says_so(
             await bring(address, manifest, [1], cut, guest)
 
 
-def wanted(manifest: pb.Recipe, *places: int, protocol: int = 1) -> pb.PutFrame:
+def wanted(manifest: pb.Recipe, *places: int, protocol: int = PROTOCOL) -> pb.PutFrame:
     return pb.PutFrame(wanted=pb.Wanted(protocol=protocol, recipe=manifest, pieces=places))
 
 

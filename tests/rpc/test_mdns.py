@@ -21,7 +21,7 @@ from edgellm.rpc.discovery.mdns import (
     new_instance,
     parse_announcement,
 )
-from edgellm.rpc.protos import DEVICES_PROTOCOL
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.trust.identity import Identity
 
 HERE = ["127.0.0.1"]
@@ -52,10 +52,10 @@ def test_a_device_is_found_where_it_listens_and_nothing_else_is_announced(
     with announce(ServiceKind.DEVICE, short, 50151, HERE, instance) as begun:
         assert begun
         hint = found(short)
-        assert hint == Hint(short, DEVICES_PROTOCOL, instance, (Address("127.0.0.1", 50151),))
+        assert hint == Hint(short, PROTOCOL, instance, (Address("127.0.0.1", 50151),))
         assert hint.own
     (info,) = infos
-    assert info.properties == {b"id": short.encode(), b"v": str(DEVICES_PROTOCOL).encode(), b"i": instance.encode()}
+    assert info.properties == {b"id": short.encode(), b"v": str(PROTOCOL).encode(), b"i": instance.encode()}
     assert (info.name, info.server) == (f"{instance}.{ServiceKind.DEVICE.value}", f"edgellm-{instance}.local.")
     assert found(short, 0.5) is None, "it is withdrawn"
 

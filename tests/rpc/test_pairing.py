@@ -17,7 +17,7 @@ from spake2 import SPAKE2_A, SPAKE2_B
 
 from edgellm.errors import EdgeError, IdentityClash, InvalidOption, PairingFailed, VerifierUnreachable
 from edgellm.rpc.address import Address
-from edgellm.rpc.protos import PAIRING_PROTOCOL
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import pairing
 from edgellm.rpc.trust.identity import Certificate, Identity
@@ -213,8 +213,8 @@ def test_nothing_private_travels_in_the_clear(desk: Trust, phone: Trust) -> None
         (b"\xff\xff", "cannot be parsed"),
         (pb.PairFrame(), "Expected a frame 'hello'"),
         (pb.PairFrame(done=pb.PairDone()), "Expected a frame 'hello'"),
-        (hello(Identity.new(), b"", PAIRING_PROTOCOL + 1), "Update edgellm on this device"),
-        (hello(Identity.new(), b"", PAIRING_PROTOCOL - 1), "Update edgellm on the other device"),
+        (hello(Identity.new(), b"", PROTOCOL + 1), "Update edgellm on this device"),
+        (hello(Identity.new(), b"", PROTOCOL - 1), "Update edgellm on the other device"),
         (hello(certified(ca=True), b"A" + bytes(32)), "may sign other certificates"),
         (hello(Identity.new(), b""), "SPAKE2"),
         (hello(Identity.new(), b"A" + b"\xff" * 32), "SPAKE2"),

@@ -23,7 +23,7 @@ from edgellm.errors import (
 )
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server, open_channel
-from edgellm.rpc.protos import DEVICES_PROTOCOL
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import handshake
 from edgellm.rpc.trust.handshake import connect_authenticated, fetch_peer_info
@@ -321,7 +321,7 @@ async def test_a_paired_device_cannot_pass_for_another_by_passing_the_question_o
 
 @in_loop
 async def test_a_recorded_welcome_is_worth_nothing(host: Trust, guest: Trust) -> None:
-    old = pb.WelcomeReply(protocol=DEVICES_PROTOCOL, device=host.identity.id.digest)
+    old = pb.WelcomeReply(protocol=PROTOCOL, device=host.identity.id.digest)
     old.signature = host.identity.sign(handshake._statement(b"n" * 32, host.identity.id, guest.identity.id))
     async with answering(host, lambda _reply: None, old) as address:
         with pytest.raises(NotPaired, match="cannot prove it"):

@@ -12,7 +12,8 @@ import grpc
 import numpy as np
 import pytest
 
-from edgellm.rpc.channel import HELLO, MAX_MESSAGE, PROTOCOL, SESSION
+from edgellm.rpc.channel import HELLO, MAX_MESSAGE, SESSION
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer

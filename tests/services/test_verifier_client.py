@@ -12,7 +12,7 @@ import pytest
 
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import PairingRequired, ProtocolError, VerifierLost, VerifierUnreachable, VocabularyMismatch
-from edgellm.rpc.channel import PROTOCOL
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer

@@ -17,6 +17,7 @@ from edgellm.cli.options import AsJson, Interfaces, completion, peer_names
 from edgellm.cli.views.console import Columns, emit_json, err, facts, format_age, one_line, say, show, size
 from edgellm.cli.views.progress import activity
 from edgellm.errors import InvalidOption, PairingFailed, ServerUnreachable, VerifierUnreachable
+from edgellm.rpc import DEFAULT_PORT, PAIRING_PORT
 
 if TYPE_CHECKING:
     from edgellm.http.running_servers import RunningServer
@@ -39,7 +40,6 @@ RIGHTS = {
 }
 """The actions that each right allows, and the consequence that both devices should know."""
 _RIGHTS = {right: allows.format(host="this device", guest="it") for right, (allows, _) in RIGHTS.items()}
-PORT = 50150  # a copy: `edgellm.rpc.trust.pairing` is slow to import
 SEARCH_SECONDS = 4.0  # search for the device that shows the code, before a notice
 LONGEST_SEARCH = 30.0
 WAKE_SECONDS = 120.0  # wait for a device that is woken up
@@ -64,13 +64,12 @@ def pair(
     grant: str = typer.Option("verify", metavar="RIGHTS", autocompletion=completion(_RIGHTS, _RIGHTS)),
     name: str | None = typer.Option(None, metavar="NAME", show_default="the host name"),
     interface: Interfaces = None,
-    port: int = typer.Option(PORT, metavar="PORT"),
+    port: int = typer.Option(PAIRING_PORT, metavar="PORT"),
     as_json: bool = typer.Option(False, "--json"),
 ) -> None:
     from edgellm.rpc.address import Address
-    from edgellm.rpc.channel import DEFAULT_PORT
     from edgellm.rpc.discovery.interfaces import chosen_hosts
-    from edgellm.rpc.trust.pairing import PAIRING_PORT, Code, Introduction, join
+    from edgellm.rpc.trust.pairing import Code, Introduction, join
     from edgellm.rpc.trust.trust import Peer, Trust, checked_name
 
     rights, place, given = read_grant(grant), None, words or []

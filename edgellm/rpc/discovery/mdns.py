@@ -22,7 +22,7 @@ from zeroconf import Error, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import own_hosts
-from edgellm.rpc.protos import DEVICES_PROTOCOL
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.trust.identity import parse_short
 from edgellm.rpc.trust.pairing import NUMBERS
 
@@ -78,7 +78,7 @@ def announce(
         kind.value,
         f"{instance}.{kind.value}",
         port=port,
-        properties={"id": short, "v": str(DEVICES_PROTOCOL), "i": instance},
+        properties={"id": short, "v": str(PROTOCOL), "i": instance},
         server=f"edgellm-{instance}.local.",
         parsed_addresses=list(hosts),
     )

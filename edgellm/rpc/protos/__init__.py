@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError, Message
 
 from edgellm.errors import SAME_VERSION, PeerTooNew, PeerTooOld, ProtocolError
 
-DEVICES_PROTOCOL = 1  # version of the service Devices in trust.proto
-PAIRING_PROTOCOL = 2  # version of the service Pairing
+PROTOCOL = 8
+"""The version of all services: another one is refused in the answer to a greeting, or with FAILED_PRECONDITION."""
 
 
 def program_version() -> str:
@@ -18,13 +18,13 @@ def program_version() -> str:
     return str(vars(import_module("edgellm"))["__version__"])
 
 
-def check_version(theirs: int, ours: int, name: str) -> None:
+def check_version(theirs: int, name: str) -> None:
     """Raise PeerTooOld or PeerTooNew, which says what to update, where a peer, `name`, speaks another version."""
-    if theirs == ours:
+    if theirs == PROTOCOL:
         return
-    old = theirs < ours
+    old = theirs < PROTOCOL
     raise (PeerTooOld if old else PeerTooNew)(
-        f"{name[0].upper()}{name[1:]} speaks protocol version {theirs}, but this device speaks version {ours}.",
+        f"{name[0].upper()}{name[1:]} speaks protocol version {theirs}, but this device speaks version {PROTOCOL}.",
         f"Update edgellm on {name if old else 'this device'}.",
     )
 

@@ -27,7 +27,7 @@ from edgellm.errors import (
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel
 from edgellm.rpc.discovery.interfaces import NetworkCard, PortState, call_with_retry, own_cards, own_hosts, probe_port
-from edgellm.rpc.protos import DEVICES_PROTOCOL, MAX_GREETING, check_version, parse_message, program_version
+from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message, program_version
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.identity import DeviceID, pem_id
 from edgellm.rpc.trust.trust import Peer, Right, Rights, Trust, read_cards, read_rights
@@ -98,7 +98,7 @@ def welcome_handlers(
         signature = trust.identity.sign(_statement(request.nonce, own_id, client))
         models = [pb.Offer(**(asdict(one) | {"vocabulary": bytes.fromhex(one.vocabulary)})) for one in offers]
         return pb.WelcomeReply(
-            protocol=DEVICES_PROTOCOL, device=own_id.digest, signature=signature, version=program_version(),
+            protocol=PROTOCOL, device=own_id.digest, signature=signature, version=program_version(),
             rights=sorted(peer.rights), models=models, time=int(time.time()),
             cards=map(str, own_cards()),
         )  # fmt: skip
@@ -139,7 +139,7 @@ async def _call_welcome(
     channel: grpc.aio.Channel, address: Address, trust: Trust, expected: DeviceID | None, seconds: float
 ) -> PeerInfo:
     call = channel.unary_unary(_WELCOME, pb.WelcomeRequest.SerializeToString, bytes)
-    request = pb.WelcomeRequest(protocol=DEVICES_PROTOCOL, nonce=os.urandom(_NONCE), version=program_version())
+    request = pb.WelcomeRequest(protocol=PROTOCOL, nonce=os.urandom(_NONCE), version=program_version())
 
     async def attempt(deadline: float) -> tuple[bytes, float]:
         began = time.monotonic()
@@ -157,7 +157,7 @@ def read_welcome(
 ) -> PeerInfo:
     """Return a server's greeting, which took `took` seconds, checked to come from a paired device."""
     reply = parse_message(pb.WelcomeReply, data, MAX_GREETING)
-    check_version(reply.protocol, DEVICES_PROTOCOL, "the other device")
+    check_version(reply.protocol, "the other device")
     peer = _verified_peer(reply, nonce, trust, expected, address)
     offers = tuple(
         OfferedModel(one.role[:40], one.model[:200], one.size, one.vocabulary.hex()[:64], one.behind[:200])

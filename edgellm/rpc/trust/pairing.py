@@ -39,17 +39,17 @@ from edgellm.errors import (
     ProtocolError,
     VerifierUnreachable,
 )
+from edgellm.rpc import PAIRING_PORT
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind_pairing, new_server, open_pairing_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import own_cards
-from edgellm.rpc.protos import PAIRING_PROTOCOL, check_version, parse_message, program_version
+from edgellm.rpc.protos import PROTOCOL, check_version, parse_message, program_version
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.handshake import Context, caller_host, identity_clash
 from edgellm.rpc.trust.identity import Certificate, Identity
 from edgellm.rpc.trust.trust import MAX_ADDRESSES, Peer, Rights, Trust, printable_name, read_cards, read_rights
 
 NUMBERS = 99
-PAIRING_PORT = 50150
 WINDOW_SECONDS = 120.0
 STEP_SECONDS = 15.0  # limit for all steps after the first word
 _SERVICE = pb.DESCRIPTOR.services_by_name["Pairing"]
@@ -267,7 +267,7 @@ class PairingWindow:
             self._over.set_result(peer)
 
     def _admitted(self, hello: pb.PairHello, stream: Context) -> tuple[Exchange, Certificate]:
-        check_version(hello.protocol, PAIRING_PROTOCOL, "the other device")
+        check_version(hello.protocol, "the other device")
         certificate = Certificate.of(hello.certificate)
         if certificate.id == self._trust.identity.id:
             raise identity_clash(certificate.id, caller_host(stream))
@@ -291,7 +291,7 @@ async def _join(address: Address, code: Code, trust: Trust, introduction: Introd
             exchange = Exchange("A", code, trust.identity)
             await _write(call, _hello(trust, exchange))
             hello = await _read(call, "hello")
-            check_version(hello.protocol, PAIRING_PROTOCOL, "the other device")
+            check_version(hello.protocol, "the other device")
             certificate = Certificate.of(hello.certificate)
             if certificate.id == trust.identity.id:
                 raise identity_clash(certificate.id, address.host)
@@ -313,7 +313,7 @@ async def _join(address: Address, code: Code, trust: Trust, introduction: Introd
 
 def _hello(trust: Trust, exchange: Exchange) -> pb.PairFrame:
     own = trust.identity.certificate.der
-    return pb.PairFrame(hello=pb.PairHello(protocol=PAIRING_PROTOCOL, certificate=own, spake=exchange.spake))
+    return pb.PairFrame(hello=pb.PairHello(protocol=PROTOCOL, certificate=own, spake=exchange.spake))
 
 
 def _confirm(exchange: Exchange, introduction: Introduction) -> pb.PairFrame:

@@ -30,12 +30,12 @@ from edgellm.rpc.channel import network_loop, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import Worker, probe_peers
 from edgellm.rpc.layers import read_pieces, write_pieces
-from edgellm.rpc.protos import check_version, parse_message
+from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, Timing, explained, lost
 from edgellm.services.client.verifier_selection import trust_for
-from edgellm.services.mesh_codec import HOLDS, MESH, WORK, check_engine, read_event, write_order, write_work
+from edgellm.services.mesh_codec import HOLDS, WORK, check_engine, read_event, write_order, write_work
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.storage.layer_pieces import LayerPiece
 
@@ -82,9 +82,9 @@ class RemoteDevice:
         return RemoteStageHost(self.endpoint, self._timing, self._direct, self._own(()))
 
     async def _holds(self, model: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
-        request = pb.HoldsRequest(protocol=MESH, model=bytes.fromhex(model), pieces=write_pieces(pieces))
+        request = pb.HoldsRequest(protocol=PROTOCOL, model=bytes.fromhex(model), pieces=write_pieces(pieces))
         reply = parse_message(pb.HoldsReply, await self.endpoint.ask(HOLDS, request))
-        check_version(reply.protocol, MESH, self.name)
+        check_version(reply.protocol, self.name)
         check_engine(reply.version, self.name)
         return reply
 

@@ -22,7 +22,7 @@ from edgellm.rpc.discovery.peer_probe import (
     is_local_caller,
     uniform_failure,
 )
-from edgellm.rpc.layers import CONTRACT, PROTOCOL, read_manifest, read_places, write_facts
+from edgellm.rpc.layers import CONTRACT, read_manifest, read_places, write_facts
 from edgellm.rpc.measuring import DeviceFigures, frame_sizes, measure_link, read_blocks, write_figures
 from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
@@ -77,12 +77,12 @@ class LayerService(Service):
         return super().owner(stream) or OWN
 
     async def held(self, data: bytes, stream: Stream) -> pb.HeldReply:
-        check_version(parse_message(pb.HeldRequest, data).protocol, PROTOCOL, "the other device")
+        check_version(parse_message(pb.HeldRequest, data).protocol, "the other device")
         return write_facts(await asyncio.to_thread(self._store.facts, self.owner(stream)))
 
     async def clean(self, data: bytes, stream: Stream) -> pb.CleanReply:
         request = parse_message(pb.CleanRequest, data)
-        check_version(request.protocol, PROTOCOL, "the other device")
+        check_version(request.protocol, "the other device")
         removed = await asyncio.to_thread(self._store.clean, request.fingerprint.hex() or None, self.owner(stream))
         return pb.CleanReply(**asdict(removed))
 
@@ -109,7 +109,7 @@ class LayerService(Service):
         first = await _next(stream, upload)
         if first.WhichOneof("frame") != "wanted":
             raise ProtocolError("The first frame is not Wanted.", SAME_VERSION)
-        check_version(first.wanted.protocol, PROTOCOL, "the other device")
+        check_version(first.wanted.protocol, "the other device")
         manifest = read_manifest(first.wanted.recipe)
         indices = read_places(first.wanted.pieces, manifest)
         pieces = [manifest.pieces[index] for index in indices]
@@ -154,7 +154,7 @@ class LayerService(Service):
     async def measure(self, data: bytes, stream: Stream) -> None:
         """Measure this device in a thread, and send heartbeats meanwhile. Send the figures last."""
         request = parse_message(pb.MeasureRequest, data)
-        check_version(request.protocol, PROTOCOL, "the other device")
+        check_version(request.protocol, "the other device")
         if (measurer := self._measurer) is None:
             raise MeasureFailed("This device does not measure itself.", "Start a worker: edgellm serve --role worker")
         blocks, progress = read_blocks(request), ["waiting for another measurement"]
@@ -189,7 +189,7 @@ class LayerService(Service):
 
     async def line(self, data: bytes, stream: Stream) -> pb.LineReply:
         request = parse_message(pb.LineRequest, data)
-        check_version(request.protocol, PROTOCOL, "the other device")
+        check_version(request.protocol, "the other device")
         if self._trust is None:
             raise MeasureFailed("This device is not paired with any other.", "Pair the devices first: edgellm pair")
         if len(request.device) != 32:

@@ -21,9 +21,9 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from edgellm.errors import DeviceStuck, EdgeError
+from edgellm.rpc import DEFAULT_PORT
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import (
-    DEFAULT_PORT,
     HEARTBEAT_SECONDS,
     READ_TIMEOUT_SECONDS,
     bind,

@@ -20,15 +20,14 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
 from edgellm.rpc.discovery.peer_probe import dialable_addresses, is_local_caller, uniform_failure
 from edgellm.rpc.layers import read_pieces, write_pieces
+from edgellm.rpc.protos import PROTOCOL, parse_message
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.protos import parse_message
 from edgellm.rpc.trust.handshake import AuthInterceptor, dial
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.mesh_codec import (
     CARRY,
     CONTRACT,
-    MESH,
     read_micro_batch,
     read_work,
     write_event,
@@ -173,7 +172,7 @@ class WorkerService(Service):
 
     def _holds(self, file: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
         memory, _ = self._cache.available()
-        reply = pb.HoldsReply(protocol=MESH, memory=memory, version=VERSION, unit=self._cache.unit.name)
+        reply = pb.HoldsReply(protocol=PROTOCOL, memory=memory, version=VERSION, unit=self._cache.unit.name)
         if (model := self._cache.layers.open(file, pieces)) is not None:
             reply.layers.extend(sorted(model.held))
             reply.warm.extend(sorted(self._cache.warm(model)))
@@ -232,7 +231,7 @@ class WorkerService(Service):
 
     async def carry(self, _parcels: Any, stream: Stream) -> None:
         first = await next_message(stream, pb.Carried)
-        if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != MESH:
+        if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != PROTOCOL:
             raise ProtocolError("The first parcel is not a Meeting.", SAME_VERSION)
         served = await self._served(first.meeting.stage)
         await stream.write(pb.Met().SerializeToString())

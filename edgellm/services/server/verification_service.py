@@ -32,8 +32,8 @@ from edgellm.errors import (
     VerifierBusy,
     VocabularyMismatch,
 )
-from edgellm.rpc.channel import CONTRACT, HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL
-from edgellm.rpc.protos import MAX_GREETING, check_version, parse_message
+from edgellm.rpc.channel import CONTRACT, HEARTBEAT_SECONDS, MAX_BUSY_MS
+from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
@@ -307,7 +307,7 @@ class VerificationService(Service):
     def _opened(self, frame: pb.DeviceFrame) -> tuple[VerifyingModel, Sampling]:
         if frame.WhichOneof("frame") != "open":
             raise ProtocolError("The first frame is not Open.", SAME_VERSION)
-        check_version(frame.open.protocol, PROTOCOL, "the device")
+        check_version(frame.open.protocol, "the device")
         model = find_model(self.models, frame.open.model)
         if frame.open.vocabulary != model.fingerprint:
             raise VocabularyMismatch(

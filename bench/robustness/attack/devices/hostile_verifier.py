@@ -18,7 +18,8 @@ import psutil
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.engine import Model
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import PROTOCOL, SERVICE
+from edgellm.rpc.channel import SERVICE
+from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.verification_codec import write_wanted
 from edgellm.spec.sampling import ModelSampling
