@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import typer
 
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.flags import AS_MODEL, Completion, Flag, flag, flags_of
+from edgellm.spec.params import AS_MODEL, Completion, Flag, flag, flags_of
 
 if TYPE_CHECKING:
     from edgellm.engine.hardware import Hardware

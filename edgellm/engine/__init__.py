@@ -3,7 +3,7 @@
 from edgellm.engine import native  # before anything else imports llama.cpp: OpenMP reads its settings then
 
 # isort: split
-from edgellm.engine.chat.messages import Message, ToolCall
+from edgellm.engine.chat.template import Message, ToolCall
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.cuttable import check_cuttable, cut, cut_bytes

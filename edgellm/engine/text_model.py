@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.chat.messages import Message
 from edgellm.engine.chat.prompt import ChatTemplate, ThinkingMarkup, find_markup, fitting
-from edgellm.engine.chat.template import Template
-from edgellm.engine.chat.tokenizing import CONTROL, VocabTokenizer, attributes
+from edgellm.engine.chat.template import Message, Template
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
 from edgellm.engine.grammar import Grammar
 from edgellm.engine.native import ShouldStop, lib, never
-from edgellm.engine.vocabulary import Ids, Vocabulary, tokenizer_hash
+from edgellm.engine.vocabulary import CONTROL, Ids, VocabTokenizer, Vocabulary, attributes, tokenizer_hash
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 
 _KINDS = 2 * lib.LLAMA_TOKEN_ATTR_BYTE - 1  # attributes of a token's kind; higher bits tell how its text is stripped

@@ -25,10 +25,9 @@ import numpy as np
 
 from edgellm import __version__
 from edgellm.engine import HEADS, Context, ContextSpec, LMHead, Model, ShouldStop, head_pays, never
-from edgellm.engine.cores import BUSY, CpuWait
+from edgellm.engine.cores import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
 from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import Stop, default_threads, release_threads
-from edgellm.engine.timing import is_plausible, minimum_times, plausible_times
 from edgellm.errors import StateDamaged, Stopped
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve, DecodeCost
 from edgellm.state import MONTH, from_json, read_json, write_state

@@ -18,11 +18,10 @@ from filelock import FileLock
 
 from edgellm import system
 from edgellm.engine import Model, ModelFile, cut
-from edgellm.engine.cores import CpuWait
+from edgellm.engine.cores import CpuWait, is_plausible
 from edgellm.engine.gguf.synthetic_layers import Blocks, time_passes, write_random
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
-from edgellm.engine.timing import is_plausible
 from edgellm.errors import EdgeError, MeasureFailed
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.weight_cache import ComputeUnit

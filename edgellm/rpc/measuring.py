@@ -10,9 +10,8 @@ from typing import Any
 
 import grpc.aio
 
-from edgellm.engine.cores import BUSY
+from edgellm.engine.cores import BUSY, is_plausible, lower_quartile
 from edgellm.engine.gguf.synthetic_layers import HEADER_MOST, Blocks
-from edgellm.engine.timing import is_plausible, lower_quartile
 from edgellm.errors import SAME_VERSION, DeviceLost, ProtocolError
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers import REPLY_SECONDS, ask, call_errors, error_from_status, method

@@ -129,7 +129,7 @@ def imported(*words: str) -> set[str]:
 def test_help_is_quick_because_it_imports_the_command_line_alone() -> None:
     found = imported("--help")
     assert {one for one in found if one.startswith("edgellm.")} == {
-        "edgellm.cli", "edgellm.errors", "edgellm.flags", "edgellm.system",
+        "edgellm.cli", "edgellm.errors", "edgellm.spec", "edgellm.system",
     }  # fmt: skip
     for words in (("chat", "--help"), ("mesh", "run", "--help")):
         assert not imported(*words) & {"llama_cpp", "grpc", "numpy", "huggingface_hub", "prompt_toolkit"}

@@ -19,7 +19,7 @@ from edgellm.cli.commands.config import write_settings
 from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions, ThinkOptions, completion, only, with_records
 from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from edgellm.errors import InvalidOption
-from edgellm.flags import flag
+from edgellm.spec.params import flag
 from edgellm.system import config_file
 from tests.cli.conftest import Done, Edge
 

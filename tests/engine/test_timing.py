@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm import system
-from edgellm.engine.cores import CpuWait
-from edgellm.engine.timing import AGREE, is_plausible, minimum_times, plausible_times
+from edgellm.engine.cores import AGREE, CpuWait, is_plausible, minimum_times, plausible_times
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 ROUNDS = 6

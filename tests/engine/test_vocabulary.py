@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, Message, Model, Vocabulary, VocabularyMatch, native
-from edgellm.engine.chat.tokenizing import DEPTH, LONG, tokenized
 from edgellm.engine.gguf.reader import check_gguf
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.engine.vocabulary import Entry
+from edgellm.engine.vocabulary import DEPTH, LONG, Entry, tokenized
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported, PromptTooLong, TextRefused
 from testkit.gguf.random_model import CONTROL as MARKS
 from testkit.gguf.random_model import Shape, write
@@ -161,8 +160,8 @@ def test_a_text_that_takes_the_tokenizer_down_is_refused(model_of: ModelOf) -> N
 def test_what_takes_too_long_is_ended(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("exaone-moe")
     model.tokenize("one two " * LONG)
-    monkeypatch.setattr("edgellm.engine.chat.tokenizing.SECONDS", 0.0)
-    monkeypatch.setattr("edgellm.engine.chat.tokenizing.BYTES_A_SECOND", 2**60)
+    monkeypatch.setattr("edgellm.engine.vocabulary.SECONDS", 0.0)
+    monkeypatch.setattr("edgellm.engine.vocabulary.BYTES_A_SECOND", 2**60)
     with pytest.raises(TextRefused, match="of the processor"):
         model.tokenize("\r\n" * 2**20)
 

@@ -21,8 +21,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgellm.engine.chat.messages import FORMS, ROLES, Change, Message, TemplateInput, with_calls
-from edgellm.engine.chat.template import Template, TemplateRaised
+from edgellm.engine.chat.template import (
+    FORMS,
+    ROLES,
+    Change,
+    Message,
+    Template,
+    TemplateInput,
+    TemplateRaised,
+    with_calls,
+)
 from edgellm.engine.native import ShouldStop, never
 from edgellm.engine.vocabulary import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported

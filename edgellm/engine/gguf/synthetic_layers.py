@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from edgellm.engine.context_spec import ContextSpec
+from edgellm.engine.cores import minimum_times, plausible_times
 from edgellm.engine.gguf.cuttable import DENSE_LEAD, SLIVER, check_cuttable, cut_bytes, cut_points, largest_part
 from edgellm.engine.gguf.memory import Dimensions, text_layers
 from edgellm.engine.gguf.reader import F16, F32, TENSOR_TYPES, ModelFile, TensorInfo
@@ -26,7 +27,6 @@ from edgellm.engine.gguf.writer import NewTensor, entry, portions, zeros
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import LoadSpec, Model
-from edgellm.engine.timing import minimum_times, plausible_times
 from edgellm.engine.vocabulary import Floats
 from edgellm.errors import InvalidOption, ModelUnsupported
 

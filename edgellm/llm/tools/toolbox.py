@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edgellm.engine import Message, Model, ToolCall
-from edgellm.engine.chat.messages import plain_turns
+from edgellm.engine.chat.template import plain_turns
 from edgellm.engine.grammar import without_descriptions
 from edgellm.errors import InvalidOption
 from edgellm.llm.tools.markup import Parse, bare, deepseek, gemma, harmony, mistral, pairs, tagged, xml

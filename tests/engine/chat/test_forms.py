@@ -11,9 +11,8 @@ import pytest
 
 from edgellm.engine import Ids, Message, Model, ToolCall
 from edgellm.engine.chat import template as chat_template
-from edgellm.engine.chat.messages import with_calls
 from edgellm.engine.chat.prompt import ChatTemplate
-from edgellm.engine.chat.template import Template
+from edgellm.engine.chat.template import Template, with_calls
 from edgellm.errors import ModelUnsupported
 from testkit.chat_traits import PLAIN, TRAITS
 

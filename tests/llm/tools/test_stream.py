@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine import Message, ToolCall
-from edgellm.engine.chat.messages import plain_turns
+from edgellm.engine.chat.template import plain_turns
 from edgellm.llm.tools.toolbox import Toolbox, find_format, split_calls
 from edgellm.spec.params import ANY_TOOL
 from edgellm.spec.types import Channel, Source, Token
