@@ -118,7 +118,7 @@ class PromptTooLong(EdgeError):
     @classmethod
     def of(cls, count: int | str, most: int) -> PromptTooLong:
         """Return the error of a prompt of `count` tokens where `most` fit."""
-        what = f"The prompt has {count} tokens, and the context holds {most + 1} with the reply."
+        what = f"The prompt is too long: {count} tokens > {most}, as the context length is {most + 1} with the reply."
         return cls(what, "Shorten the prompt, its context files or the history.")
 
 

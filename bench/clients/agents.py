@@ -41,6 +41,7 @@ LIMIT = 300.0  # seconds for one run
 NOTES, ANSWER = "notes.txt", "The film night is on Friday at 20:00."
 QUESTION = f"What does {NOTES} say?"
 RUNS = (0, 1, 20)  # calls
+PROVIDER = "openai-compatible"  # Cline's name for servers like this one
 
 
 class Agent(NamedTuple):
@@ -74,10 +75,18 @@ AGENTS: Mapping[str, Agent] = {
         }}}, indent=2) + "\n",
         f'opencode run "{QUESTION}"', "bash",
     ),
+    "Cline": Agent(
+        "cline", "npm install -g cline", "~/.cline/data/settings/providers.json",
+        json.dumps({"version": 1, "lastUsedProvider": PROVIDER, "providers": {PROVIDER: {"settings": {
+            "provider": PROVIDER, "apiKey": "-", "model": NAME, "baseUrl": "http://127.0.0.1:8080/v1",
+        }, "updatedAt": "2026-01-01T00:00:00.000Z"}}}, indent=2) + "\n",
+        f'cline -P {PROVIDER} "{QUESTION}" 2>/dev/null', "run_commands",
+    ),
     "aider": Agent(
         "aider", "pip install aider-chat", "~/.bashrc",
         "export OPENAI_API_BASE=http://127.0.0.1:8080/v1 OPENAI_API_KEY=-\n",
-        f"aider --model openai/{NAME} --no-git --no-check-update --yes-always {NOTES} --message 'Let it be Saturday.'",
+        f"aider --model openai/{NAME} --no-git --no-check-update --no-show-model-warnings --yes-always {NOTES}"
+        " --message 'Let it be Saturday.'",
     ),
 }  # fmt: skip
 
@@ -100,9 +109,10 @@ def talk(name: str, calls: int, folder: Path) -> dict[str, Any]:
         if not agent.shell:
             return f"{NOTES}\n```\n{ANSWER.replace('Friday', f'Saturday {len(turns)}')}\n```\n"
         if len(results) >= calls:
-            return results[-1].strip()[-len(ANSWER) :] if calls else ANSWER
+            return ANSWER if not calls or ANSWER in results[-1] else "What was read is missing."
         known = tools[agent.shell]["parameters"]["properties"]
         given = {"command": f"cat {NOTES}", "description": "Read the notes",
+                 "commands": [f"cat {NOTES} # {len(results)}"],  # Cline ends where a call is repeated
                  "input": f'text((await tools.exec_command({{cmd: "cat {NOTES}"}})).output)'}  # fmt: skip
         return call(agent.shell, {key: one for key, one in given.items() if key in known})
 
@@ -143,8 +153,9 @@ def row(name: str, calls: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
         inside = shlex.join([sys.executable, "-m", "bench.clients.agents", name, str(calls), folder])
         done = subprocess.run(
-            ["unshare", "--map-root-user", "--net", "sh", "-c", f"ip link set lo up && {inside}"], cwd=ROOT, text=True,
-            check=False, capture_output=True, timeout=2 * LIMIT, env=environment() | {"EDGELLM_HOME": folder},
+            ["unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc",  # ends daemons
+             "sh", "-c", f"ip link set lo up && {inside}"], cwd=ROOT, text=True, check=False, capture_output=True,
+            timeout=2 * LIMIT, env=environment() | {"EDGELLM_HOME": folder},
         )  # fmt: skip
     if done.returncode:
         outcome = "skipped" if done.stderr.startswith("unshare") else "fails"

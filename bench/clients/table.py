@@ -39,13 +39,18 @@ from testkit.gguf.architectures import write_bert
 HERE = Path(__file__).parent
 MODEL = "edgellm-verifier"
 LIMIT = 600.0  # seconds for one program
-NODE_PACKAGE = "openai@6.49.0"
+NODE: Mapping[str, Sequence[str]] = {
+    "openai_node.mjs": ("openai@6.49.0",),
+    "langchain.mjs": ("@langchain/openai@1.5.8", "@langchain/ollama@1.3.0", "@langchain/core@1.4.0", "zod@4.6.7"),
+}
+"""Programs for Node, with their packages; the first one's version is shown."""
 CLIENTS: Mapping[str, tuple[str, str | None]] = {
     "openai_python.py": ("OpenAI Python", "openai"),
     "openai_node.mjs": ("OpenAI Node", None),
     "anthropic_python.py": ("Anthropic Python", "anthropic"),
     "ollama_python.py": ("Ollama Python", "ollama"),
     "llm_cli.py": ("llm", "llm"),
+    "langchain.mjs": ("LangChain (n8n)", None),
     "open_webui.py": ("Open WebUI's calls", None),
 }
 """Programs, with the names of their clients, and the packages whose versions are shown."""
@@ -85,7 +90,8 @@ def install(folder: Path) -> dict[str, str]:
     )
     versions = {package["name"].lower(): package["version"] for package in json.loads(listed.stdout)}
     if npm := shutil.which("npm"):
-        subprocess.run([npm, "install", "--no-audit", "--no-fund", "--prefix", folder, NODE_PACKAGE], check=True,
+        packages = [one for several in NODE.values() for one in several]
+        subprocess.run([npm, "install", "--no-audit", "--no-fund", "--prefix", folder, *packages], check=True,
                        capture_output=True, timeout=1800)  # fmt: skip
     return versions
 
@@ -94,14 +100,15 @@ def attempt(program: str, folder: Path, versions: Mapping[str, str], urls: tuple
     """Return what each feature of a client did."""
     client, package = CLIENTS[program]
     version = versions.get(package or "", "")
-    if program.endswith(".mjs"):
-        shutil.copy(HERE / "programs" / program, folder / program)  # modules are looked for beside it
-        version = NODE_PACKAGE.partition("@")[2]
+    if program in NODE:
+        for each in (program, "common.mjs"):
+            shutil.copy(HERE / "programs" / each, folder / each)  # modules are looked for beside it
+        version = NODE[program][0].rpartition("@")[2]
         command = ["node", str(folder / program)]
     else:
         command = [str(folder / "env" / "bin" / "python"), str(HERE / "programs" / program)]
     path = f"{folder / 'env' / 'bin'}:/usr/local/bin:/usr/bin:/bin"
-    if program.endswith(".mjs") and shutil.which("node") is None:
+    if program in NODE and shutil.which("node") is None:
         return [_row(client, version, "all", "skipped", "Node is not installed here")]
     done = subprocess.run(
         [*command, urls[0], MODEL, urls[1]], capture_output=True, text=True, timeout=LIMIT, check=False,

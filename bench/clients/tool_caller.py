@@ -51,7 +51,7 @@ class ToolCaller(Verifier):
         text = self._says(tools, _RESULT.findall(prompt, described.end() if described else 0))
         if constraint is not None:
             schema = json.loads(constraint.schema)
-            text = json.dumps(instance(schema, schema)) + "</tool_call>" * bool(tools)
+            text = json.dumps(instance(schema, schema), separators=(",", ":")) + "</tool_call>" * bool(tools)
         self._text = np.append(self._model.tokenize(text), end).astype(np.int32)
         self._cached = max((common_prefix(one, state.ids) for one in self._held), default=0)
         self._held = [*self._held, np.append(state.ids, self._text)][-_MOST_HELD:]

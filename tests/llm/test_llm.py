@@ -129,7 +129,7 @@ def test_the_progress_of_a_long_prompt_is_reported_by_model_and_a_cancel_stops_i
 def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(f32_pair: tuple[Path, Path]) -> None:
     with LLM.open(*f32_pair, n_ctx=256, threads=1) as small:
         long = "Where is the mug? " * 200
-        with pytest.raises(PromptTooLong, match=r"^The prompt has \d{3,} tokens, and the context holds 256 ") as caught:
+        with pytest.raises(PromptTooLong, match=r"^The prompt is too long: \d{3,} tokens > 255, ") as caught:
             small.reply(long)
         assert f" {len(small._text.chat_prompt(compose(long)))} tokens" in str(caught.value)
 

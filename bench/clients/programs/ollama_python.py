@@ -38,6 +38,17 @@ def schema():
     check("day" in json.loads(client.chat(**ASKED, format=DAY, options={"num_predict": 300}).message.content))
 
 
+def home_assistant():
+    """Home Assistant's calls"""
+    for think in (None, False, "low", "high"):
+        more = {"think": think, "keep_alive": -1, "options": {"num_ctx": 8192, "num_predict": 300}}
+        check("day" in json.loads(client.chat(**ASKED, tools=[get_weather], format=DAY, **more).message.content))
+    turns = [{"role": "system", "content": "It is 12:00."}, {"role": "user", "content": WEATHER}]
+    turns += [caller.chat(CALLER, turns, tools=[get_weather], keep_alive=-1).message]
+    turns += [{"role": "tool", "content": json.dumps({"data": "rain", "error": None})}]
+    check(caller.chat(CALLER, turns, tools=[get_weather]).message.content == RAIN)
+
+
 def tools():
     """tools from Python functions, with the result sent back"""
     turns = [{"role": "user", "content": WEATHER}]
@@ -59,4 +70,4 @@ def models():
     check(client.ps().models[0].model == listed.model)
 
 
-run(chat, stream, generate, schema, tools, embed, models)
+run(chat, stream, generate, schema, tools, home_assistant, embed, models)

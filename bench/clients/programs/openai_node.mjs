@@ -1,16 +1,11 @@
 // The OpenAI client for Node.
 import OpenAI from "openai";
+import { CALLER_URL, MODEL, QUESTION, URL_, WEATHER, check, run } from "./common.mjs";
 
-const [URL_, MODEL, CALLER_URL] = process.argv.slice(2);
-const QUESTION = "The film night is on Friday at 20:00.\n\nWhen is the film night?";
 const messages = [{ role: "user", content: QUESTION }];
 const connect = (url) => new OpenAI({ baseURL: `${url}/v1`, apiKey: "-", maxRetries: 0 });
 const client = connect(URL_);
 const caller = connect(CALLER_URL);
-
-function check(fact, what) {
-  if (!fact) throw new Error(`not as expected: ${JSON.stringify(what)}`);
-}
 
 const features = {
   "chat": async () => {
@@ -34,7 +29,7 @@ const features = {
   },
   "tools run by the client (runTools)": async () => {
     const runner = caller.chat.completions.runTools({
-      model: "caller", messages: [{ role: "user", content: "How is the weather in Bern?" }],
+      model: "caller", messages: [{ role: "user", content: WEATHER }],
       tools: [{
         type: "function",
         function: {
@@ -52,14 +47,4 @@ const features = {
   },
 };
 
-for (const [feature, attempt] of Object.entries(features)) {
-  let outcome = "works";
-  let detail = "";
-  try {
-    await attempt();
-  } catch (error) {
-    outcome = [400, 404].includes(error.status) ? "refused" : "fails";
-    detail = `${error.name}: ${error.message}`.slice(0, 300);
-  }
-  console.log(JSON.stringify({ feature, outcome, detail }));
-}
+await run(features);
