@@ -172,7 +172,7 @@ def verifying(results: Sequence[ProbeResult]) -> dict[str, PairedModel]:
     """Return the models that verify for this device; of models with the same name, the quickest to reach. Those of
     devices that sleep are their last ones."""
     from edgellm.rpc.trust.handshake import OfferedModel
-    from edgellm.services.handshake import KeptGreeting
+    from edgellm.services.verification_codec import KeptGreeting
 
     found: dict[str, PairedModel] = {}
     for info in sorted((one.info for one in results if one.info is not None), key=lambda info: info.seconds):

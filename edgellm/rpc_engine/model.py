@@ -28,7 +28,7 @@ from edgellm.services.client.link import Endpoint
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import NO_IDS
-from edgellm.spec.verifier import VerdictDeadline, VerdictWork
+from edgellm.spec.verification import VerdictDeadline, VerdictWork
 from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import ColocatedVerifier, VerifierWorker
 

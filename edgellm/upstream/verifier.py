@@ -16,7 +16,7 @@ from edgellm.errors import EdgeError, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
-from edgellm.spec.verifier import RetryDelay, VerdictDeadline, VerdictWork
+from edgellm.spec.verification import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier

@@ -20,9 +20,9 @@ from edgellm.rpc.trust.handshake import LABEL, read_welcome
 from edgellm.rpc.trust.identity import Certificate, Identity
 from edgellm.rpc.trust.pairing import Code, Exchange, read_introduction
 from edgellm.rpc.trust.trust import Peers, Right, Trust
-from edgellm.services.handshake import greet
 from edgellm.services.verification_codec import (
     RequestLimits,
+    greet,
     read_sampling,
     read_verdict,
     read_verify,

@@ -15,8 +15,8 @@ from edgellm.errors import InvalidOption, VerifierLost
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.handshake import VerifierInfo, greet
 from edgellm.services.server.servers import VerifierServer
+from edgellm.services.verification_codec import VerifierInfo, greet
 from edgellm.spec.protocols import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Token
 from tests.spec.real import case

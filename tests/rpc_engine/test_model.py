@@ -168,7 +168,7 @@ def test_a_peer_that_is_killed_ends_its_client_and_the_text_goes_on(
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers may be silent for some seconds only."""
     monkeypatch.setattr("edgellm.rpc_engine.model.LEAST_SILENCE", 4.0)
-    monkeypatch.setattr("edgellm.spec.verifier.VerdictDeadline.first_seconds", 4.0)
+    monkeypatch.setattr("edgellm.spec.verification.VerdictDeadline.first_seconds", 4.0)
 
 
 def within(work: Callable[[], list[int]]) -> list[int]:

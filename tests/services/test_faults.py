@@ -24,7 +24,7 @@ from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import Chunk, Ids, PromptProgress, Verdict
-from edgellm.spec.verifier import RetryDelay
+from edgellm.spec.verification import RetryDelay
 from tests.services.scripted import Script, scripted, until_cancelled, verdict, working
 from tests.waiting import until
 
@@ -166,8 +166,8 @@ def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_ta
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
     """Whether it was fast before, or never answered."""
-    monkeypatch.setattr("edgellm.spec.verifier.VerdictDeadline.first_seconds", 0.2)
-    monkeypatch.setattr("edgellm.spec.verifier.VerdictDeadline.unknown_pass", 0.01)
+    monkeypatch.setattr("edgellm.spec.verification.VerdictDeadline.first_seconds", 0.2)
+    monkeypatch.setattr("edgellm.spec.verification.VerdictDeadline.unknown_pass", 0.01)
 
     def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
         for ask in rounds:

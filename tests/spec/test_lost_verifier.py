@@ -19,7 +19,7 @@ from edgellm.spec.loop import BACK, FREE, LOST, SLOW, Verification
 from edgellm.spec.protocols import GenerationLimits, GenerationState, Session, VerifyRequest, settled, wait_for_result
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Source, Token, Verdict
-from edgellm.spec.verifier import VerdictDeadline, VerdictWork
+from edgellm.spec.verification import VerdictDeadline, VerdictWork
 from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, chain
 from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, going, ids, notices, run, tokens
 

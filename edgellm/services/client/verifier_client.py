@@ -41,11 +41,19 @@ from edgellm.rpc.trust.handshake import RECHECK_SECONDS, connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Trust
 from edgellm.services.client.link import ServiceLink, Timing
-from edgellm.services.handshake import PREPARING, KeptGreeting, VerifierInfo, greet, printable
-from edgellm.services.verification_codec import read_verdict, write_open, write_verify
+from edgellm.services.verification_codec import (
+    PREPARING,
+    KeptGreeting,
+    VerifierInfo,
+    greet,
+    printable,
+    read_verdict,
+    write_open,
+    write_verify,
+)
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.types import NO_IDS, Ids, Verdict
-from edgellm.spec.verifier import RetryDelay, VerdictDeadline, VerdictWork
+from edgellm.spec.verification import RetryDelay, VerdictDeadline, VerdictWork
 
 _log = logging.getLogger(__name__)
 _CLOSE_GRACE_SECONDS = 10.0

@@ -40,7 +40,7 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.handshake import NothingListens, OfferedModel, PeerInfo, dial
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Peers, Right, Trust
-from edgellm.services.handshake import KeptGreeting, printable
+from edgellm.services.verification_codec import KeptGreeting, printable
 from edgellm.state import keep_recent, write_state
 from edgellm.system import cache_dir
 

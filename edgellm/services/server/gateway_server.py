@@ -10,10 +10,10 @@ from typing import TypeAlias
 from edgellm.errors import InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.listener import EventKind, Listening, OnEvent, ServerEvent
 from edgellm.services.server.servers import SessionServer
 from edgellm.services.server.verification_service import VerifyingModel, tokenizer_to_send
+from edgellm.services.verification_codec import VerifierInfo
 from edgellm.spec.sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.opening import PoolOpening

@@ -22,11 +22,11 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import MAX_CHUNK
 from edgellm.rpc.trust.handshake import AuthInterceptor, OfferedModel
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.layer_service import LayerService
 from edgellm.services.server.listener import BEAT_SECONDS, EventKind, Listener, Listening, Notify, OnEvent, Service
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.verification_service import VerificationService, VerifyingModel, tokenizer_to_send
+from edgellm.services.verification_codec import VerifierInfo
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import sampling_of

@@ -37,9 +37,16 @@ from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_mess
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
-from edgellm.services.handshake import PREPARING, VerifierInfo
 from edgellm.services.server.listener import EventKind, Notify, Service, Stream, in_thread, next_message, write_in_time
-from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict, write_wanted
+from edgellm.services.verification_codec import (
+    PREPARING,
+    RequestLimits,
+    VerifierInfo,
+    read_sampling,
+    read_verify,
+    write_verdict,
+    write_wanted,
+)
 from edgellm.sleeping import AWAKE
 from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.sampling import GrammarState, ReplyGrammar

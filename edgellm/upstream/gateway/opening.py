@@ -11,7 +11,7 @@ from pathlib import Path
 from edgellm.engine import Model
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EdgeError, InvalidOption, VerifierUnreachable, VocabularyMismatch
-from edgellm.spec.verifier import RetryDelay
+from edgellm.spec.verification import RetryDelay
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.opening import UpstreamOptions, models_at, open_upstream
