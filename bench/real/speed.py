@@ -23,7 +23,6 @@ from typing import Annotated, Any, TypeAlias
 from urllib.error import URLError
 
 import numpy as np
-from llama_cpp import Llama
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
@@ -67,7 +66,7 @@ def ours(pair: LLM, options: Mapping[str, Any]) -> Timed:
     return timed
 
 
-def python_loop(model: Llama, tokens: int) -> Timed:
+def python_loop(model: Any, tokens: int) -> Timed:
     """Return how a reply of llama-cpp-python's own loop is timed."""
 
     def timed(messages: Sequence[Message]) -> dict[str, float]:
@@ -132,6 +131,8 @@ def llama_server(program: Path, model: Path, threads: int, options: Sequence[str
 
 def opened(stack: ExitStack, verifier: Path, draft: Path, server: Path, threads: int, tokens: int) -> dict[str, Timed]:
     """Return all ways, opened, by name."""
+    from llama_cpp import Llama  # after edgellm, which finds its library
+
     greedy = {"max_tokens": tokens, "temperature": 0.0}
     shared: dict[str, Any] = {"n_ctx": N_CTX, "history": False, "hardware": Hardware(threads=threads)}
     alone = stack.enter_context(LLM.open(None, verifier, **shared))
