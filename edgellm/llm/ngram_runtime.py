@@ -33,9 +33,8 @@ class NgramRuntime:
         self.model, self._open_verifier, self._curve = model, open_verifier, curve
         self._self_verifier: Verifier | None = None
         self._verifier: Verifier | None = None  # verifier of the last reply
-        self._told = self._kept = (
-            False  # True: said that the draft model does not pay; an earlier process had the curve
-        )
+        self._told = False  # it was said that the draft model does not pay
+        self._kept = False  # an earlier process had the curve
         self._shared = 0  # its decodes that shared the cores, at the last correction
         self._texts: list[tuple[str, str]] = []  # texts to tokenise
         self._lock = threading.RLock()  # Several threads may write replies.
