@@ -4,10 +4,9 @@ The model alone, without copies, is what all other ways are compared with: asked
 model, with copies and the draft model, with drafts in each round whether that pays or not, after a restart with saved
 prompts, in the second turn of a conversation read whole and continued, at a served verifier of eight clients at once
 over a link of loopback, and by two devices that have half of the layers each. With a JSON schema, the model alone is
-asked by the same schema. Greedy, or at a temperature with a seed. `asked` has a question a line, as Spec-Bench has
-them, with `turns`; without it four questions are asked, one of which is about a long text. A model without a chat
-template continues the question. A reply some of whose tokens were not checked, because the verifier was too busy, is
-not counted.
+asked by the same schema. Greedy, or at a temperature with a seed. ASKED is Spec-Bench's file of questions, or a part
+of it; each is asked in `each` of the ways, by turns. A model without a chat template continues the question. A reply
+some of whose tokens were not checked, because the verifier was too busy, is not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Annotated, Any, TypeAlias
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
-from bench.harness.spec_bench import Question, questions
+from bench.harness.spec_bench import questions
 from edgellm.engine import Message, Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
@@ -37,14 +36,8 @@ from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import UNVERIFIED, Token
 from edgellm.storage import resolve
-from testkit import ROOT
 
 CLIENTS = 8
-QUESTIONS = (
-    "What is photosynthesis?",
-    "Write a short story about a lighthouse.",
-    "A train leaves at 9:40 and arrives at 12:15. How long does it take? Think step by step.",
-)
 SAVED = 2**31  # bytes of saved prompts at most
 SCHEMA = json.dumps(
     {
@@ -116,51 +109,73 @@ def over_two_devices(verifier: str, hardware: Hardware, n_ctx: int) -> Iterator[
         yield running.enter_context(open_mesh(file, options, config)).pair
 
 
+WAYS = (
+    "asked again",
+    "with copies",
+    "second turn, continued",
+    "copies and draft model",
+    "drafts in each round",
+    "second turn, with drafts",
+    "with a schema",
+    "second turn, after a restart",
+    "eight clients, over a link",
+    "layers on two devices",
+)
+Replies: TypeAlias = dict[int, list[int]]  # by the question's number
+
+
 def ways(
-    verifier: str, draft: str, prompts: Sequence[str], options: Mapping[str, Any], n_ctx: int, reproducible: bool
-) -> Iterator[tuple[str, list[list[int]], list[list[int]]]]:
-    """Yield for each way its name, the replies that are expected, and those that were written."""
+    verifier: str, draft: str, prompts: Sequence[str], each: int, options: Mapping[str, Any], hardware: Hardware,
+    n_ctx: int,
+) -> Iterator[tuple[str, Replies, Replies]]:  # fmt: skip
+    """Yield for each way its name, the replies that are expected, and those that were written: of each question in
+    `each` of the ways, by turns."""
     off, default = ReplyOptions(**options, retrieval="off"), ReplyOptions(**options)
     always = ReplyOptions(**options, gamma=6, gate="always", retrieval="off")
+    asked = dict(enumerate(prompts))
 
-    hardware = Hardware(reproducible=reproducible)
+    def some(*names: str) -> list[int]:
+        """Return the numbers of the questions that are asked in any of these ways."""
+        at = [WAYS.index(name) for name in names]
+        return [number for number in asked if any((way - number * each) % len(WAYS) < each for way in at)]
 
-    def each(pair: LLM, wanted: ReplyOptions, some: Sequence[Prompt], name: str) -> list[list[int]]:
-        return [written(pair, prompt, wanted) for prompt in track(some, name)]
+    def replies(pair: LLM, wanted: ReplyOptions, of: Mapping[int, Prompt], *names: str) -> Replies:
+        return {number: written(pair, of[number], wanted) for number in track(some(*names), names[0])}
 
     def opened(draft: str = "none", **more: Any) -> LLM:
         return LLM.open(draft, verifier, n_ctx=n_ctx, hardware=hardware, **({"history": False} | more))
 
+    by_schema, later = "with a schema", [name for name in WAYS if name.startswith("second turn")]
     with opened() as alone:
-        plain = each(alone, off, prompts, "alone")
-        yield "asked again", plain, each(alone, off, prompts, "again")
-        yield "with copies", plain, each(alone, default, prompts, "copies")
-        turns = [
-            conversation(prompt, b"".join(map(alone.piece, ids))) for prompt, ids in zip(prompts, plain, strict=True)
-        ]
-        second = each(alone, off, turns, "second turn, read whole")
-        continued = []
-        for prompt, turn in zip(track(prompts, "second turn, continued"), turns, strict=True):
-            written(alone, prompt, off)
-            continued.append(written(alone, turn, off))
-        yield "second turn, continued", second, continued
-        by_schema = each(alone, replace(off, json_schema=SCHEMA), prompts, "schema")
+        plain = {number: written(alone, prompt, off) for number, prompt in enumerate(track(prompts, "alone"))}
+        for name, wanted in (("asked again", off), ("with copies", default)):
+            yield name, plain, replies(alone, wanted, asked, name)
+        turns = {at: conversation(asked[at], b"".join(map(alone.piece, plain[at]))) for at in some(*later)}
+        second = replies(alone, off, turns, *later)
+        continued: Replies = {}
+        for number in track(some(later[0]), later[0]):
+            written(alone, asked[number], off)
+            continued[number] = written(alone, turns[number], off)
+        yield later[0], second, continued
+        schema = replies(alone, replace(off, json_schema=SCHEMA), asked, by_schema)
     with opened(draft) as pair:
-        yield "copies and draft model", plain, each(pair, default, prompts, "pair")
-        yield "drafts in each round", plain, each(pair, always, prompts, "always")
-        yield "second turn, with drafts", second, each(pair, default, turns, "second turn, pair")
-        yield "with a schema", by_schema, each(pair, replace(default, json_schema=SCHEMA), prompts, "schema, pair")
-    restarted = []
-    for prompt, turn in zip(track(prompts, "restarts"), turns, strict=True):
+        for name, wanted in (("copies and draft model", default), ("drafts in each round", always)):
+            yield name, plain, replies(pair, wanted, asked, name)
+        yield later[1], second, replies(pair, default, turns, later[1])
+        yield by_schema, schema, replies(pair, replace(default, json_schema=SCHEMA), asked, by_schema)
+    restarted: Replies = {}
+    for number in track(some(later[2]), later[2]):
         with opened(history=True, prompt_cache=SAVED) as first:
-            written(first, prompt, off)
+            written(first, asked[number], off)
         with opened(history=True, prompt_cache=SAVED) as again:
-            restarted.append(written(again, turn, off))
-    yield "second turn, after a restart", second, restarted
+            restarted[number] = written(again, turns[number], off)
+    yield later[2], second, restarted
+    eight, mesh = WAYS[-2:]
     with Model.load(resolve(verifier), LoadSpec(hardware)) as model:
-        yield "eight clients, over a link", plain, at_once(model, draft, prompts, default, n_ctx)
-    with over_two_devices(verifier, hardware, n_ctx) as mesh:
-        yield "layers on two devices", plain, each(mesh, default, prompts, "mesh")
+        found = at_once(model, draft, [asked[number] for number in some(eight)], default, n_ctx)
+        yield eight, plain, dict(zip(some(eight), found, strict=True))
+    with over_two_devices(verifier, hardware, n_ctx) as halves:
+        yield mesh, plain, replies(halves, default, asked, mesh)
 
 
 def table(figures: Mapping[str, Any]) -> str:
@@ -173,32 +188,32 @@ def table(figures: Mapping[str, Any]) -> str:
 
 
 def measure(
+    asked: Annotated[Path, "Spec-Bench's questions, or a part of them"],
     verifier: str = "smollm2:135m",
     draft: str = "smollm2:draft",
-    asked: Annotated[Path | None, "JSON lines"] = None,
-    count: Annotated[int, "questions, spread over the file"] = 12,
+    count: Annotated[int, "questions, spread over the file"] = 240,
     tokens: Annotated[int, "of a reply at most"] = 96,
     temperature: float = 0.0,
     reproducible: Annotated[int, "1: with --reproducible"] = 1,
     n_ctx: Annotated[int, "positions"] = 4096,
+    each: Annotated[int, "ways in which each question is asked, by turns"] = 1,
 ) -> Iterator[Figures]:
     """Yield the figures after each way."""
-    text = (ROOT / "docs/guide/mesh.md").read_text(encoding="utf-8")[:6_000]
-    own = [Question("own", question) for question in (*QUESTIONS, f"Summarise this text.\n\n{text}")]
-    found = own if asked is None else questions(asked)
+    found = questions(asked)
     found = found[:: max(1, len(found) // count)][:count]
     with Model.load(resolve(verifier), LoadSpec(text_only=True)) as model:
         form = str if model.chat_template_source else Continued
     prompts = [form(question.text) for question in found]
     options = {"max_tokens": tokens, "temperature": temperature, "seed": 7}
+    hardware = Hardware(reproducible=bool(reproducible))
     rows: list[dict[str, Any]] = []
-    for way, wanted, got in ways(verifier, draft, prompts, options, n_ctx, bool(reproducible)):
+    for way, wanted, got in ways(verifier, draft, prompts, each, options, hardware, n_ctx):
         different = [
-            (f"{number} ({question.category})", first_difference(one, other))
-            for number, (question, one, other) in enumerate(zip(found, wanted, got, strict=True))
-            if other and one != other
+            (f"{number} ({found[number].category})", first_difference(wanted[number], reply))
+            for number, reply in got.items()
+            if reply and wanted[number] != reply
         ]
-        checked = sum(map(bool, got))
+        checked = sum(map(bool, got.values()))
         rows.append({"way": way, "replies": checked, "equal": checked - len(different), "different": different})
         yield {"verifier": verifier, "tokens": tokens, "rows": rows}
 
