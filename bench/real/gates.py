@@ -5,6 +5,9 @@ greedily, with every gate at every budget. *agrees* is ROUGE-L with the verifier
 reply before the first other token, *loss* the mean negative log-likelihood of the reply's tokens under the verifier, in
 nats, and *closed* the share of the gap in *agrees* between the draft model alone and the verifier. *share* of the
 chunks was verified. Intervals are of 95 % (bootstrap over questions).
+
+The oracle knows the verifier's reply, drafts token by token, and has each token corrected that is another, from the
+first one on, until its budget is spent: how much a gate can close at all with this draft model.
 """
 
 from __future__ import annotations
@@ -46,6 +49,21 @@ def words_of(model: Model, ids: Sequence[int]) -> str:
     return model.detokenize(ids).decode(errors="replace")
 
 
+def by_oracle(draft: Context, prompt: Ids, own: Ids, budget: float) -> list[int]:
+    """Return the verifier's own reply up to where the budget is spent, continued by the draft model."""
+    draft.clear()
+    rows = draft.decode(np.concatenate((prompt, own[:-1])), outputs=len(own))
+    corrected = round(budget * len(own))
+    wrong = np.flatnonzero(rows.argmax(1) != own)
+    known = own if corrected > len(wrong) else own[: wrong[corrected - 1] + 1] if corrected else own[:0]
+    draft.rollback(len(prompt) - 1)
+    last, reply = np.concatenate((prompt[-1:], known)), list(map(int, known))
+    while len(reply) < len(own) and not (reply and draft.model.is_eog(reply[-1])):
+        last = draft.decode(last, outputs=1).argmax(1).astype(np.int32)
+        reply += last.tolist()
+    return reply
+
+
 def closed(rows: Sequence[Mapping[str, Any]], way: str) -> tuple[float, float, float]:
     """Return the share of the gap in agreement between the ends that a way closes, with an interval of 95 %."""
     found = np.array([[row[one]["agrees"] for one in (*ENDS, way)] for row in rows])
@@ -80,13 +98,16 @@ def measure(
     prompts = [[Message("user", one.text)] for one in of_each(found[::2], profiled)]
     some = of_each(found[1::2], per)
     ways = {"never": {"gate": "never"}, "always": {"gate": "always"}}
+    oracle = {f"oracle {budget}": budget for budget in budgets}
     between = {f"{gate} {budget}": {"gate": gate, "budget": budget} for budget in budgets for gate in GATES}
     rows: list[dict[str, Any]] = []
     hardware = Hardware(threads=threads)
     with (
         LLM.open(draft, verifier, history=False, n_ctx=N_CTX, hardware=hardware) as pair,
         Model.load(resolve(verifier)) as big,
+        Model.load(resolve(draft)) as small,
         Context(big, ContextSpec(n_ctx=N_CTX, threads=threads)) as verifying,
+        Context(small, ContextSpec(n_ctx=N_CTX, threads=threads)) as drafting,
     ):
         pair.profile(prompts)
         for question in track(some, "questions"):
@@ -99,6 +120,9 @@ def measure(
                 replies[way] = [event.id for event in reply if isinstance(event, Token)]
                 shares[way] = {"never": 0.0, "always": 1.0}.get(way, reply.summary.share_offloaded or 0.0)
             own = replies["always"]
+            for way, budget in oracle.items():
+                replies[way] = by_oracle(drafting, prompt, np.array(own, dtype=np.int32), budget)
+                shares[way] = budget
             rows.append({
                 way: {
                     "share": shares[way], "loss": loss(verifying, prompt, ids),
@@ -106,4 +130,4 @@ def measure(
                     "agrees": rouge(words_of(big, own), words_of(big, ids), "rougeL"),
                 } for way, ids in replies.items()
             })  # fmt: skip
-            yield {"profiled": len(prompts), "ways": ["never", *between, "always"], "rows": rows}
+            yield {"profiled": len(prompts), "ways": ["never", *between, *oracle, "always"], "rows": rows}
