@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgellm.coldstart.plan import Plan, PlanOption, plan
+from edgellm.coldstart.plan import PlanOption, plan
 from edgellm.coldstart.problem import Home
 from edgellm.engine import ModelFile
 from edgellm.mesh.fleet_profiler import discover_workers, survey, timed_model
@@ -23,21 +23,9 @@ from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.trust.trust import Trust
 
 
-def options(found: Plan) -> dict[str, PlanOption]:
-    """Return the splits that fit, by name."""
-    named = {
-        "planned": found.option, "best single": found.best_single, "even": found.even, "by strength": found.heuristic,
-    }  # fmt: skip
-    return {name: option for name, option in named.items() if option is not None}
-
-
-def split_of(option: PlanOption) -> str:
-    """Return a split in the form of `--split`."""
-    return ",".join(f"{stage.device}:{stage.layers}" for stage in option.stages)
-
-
 def to_json(option: PlanOption) -> dict[str, Any]:
-    return {"split": split_of(option), "ttft_s": option.ttft_s, "stages": [stage.to_json() for stage in option.stages]}
+    split = ",".join(f"{stage.device}:{stage.layers}" for stage in option.stages)
+    return {"split": split, "ttft_s": option.ttft_s, "stages": [stage.to_json() for stage in option.stages]}
 
 
 def main() -> None:
@@ -56,7 +44,10 @@ def main() -> None:
         for name, speed in measured.speeds.items()
     }
     lines = [{"from": a, "to": b, **asdict(kept.line)} for (a, b), kept in measured.lines.items()]
-    ways = {name: to_json(option) for name, option in options(found).items()}
+    named = {
+        "planned": found.option, "best single": found.best_single, "even": found.even, "by strength": found.heuristic,
+    }  # fmt: skip
+    ways = {name: to_json(option) for name, option in named.items() if option is not None}
     print(json.dumps({"advice": found.advice, "devices": devices, "lines": lines, "ways": ways}))
 
 
