@@ -38,7 +38,7 @@ from edgellm.storage.layer_pieces import check_stages, layers_per_piece
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Phases
     from edgellm.mesh.fleet_profiler import Survey
-    from edgellm.rpc.discovery.peer_probe import Worker
+    from edgellm.rpc.layers import Worker
 
 POSITIONS = 4096  # default tokens of a prompt and its reply
 PLAN_SECONDS = 5.0  # seconds of planning, after which the best plan so far is taken

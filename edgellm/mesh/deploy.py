@@ -21,8 +21,7 @@ from edgellm.errors import (
 from edgellm.layer_range import HERE, LayerRange, StageShare
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.discovery.peer_probe import Worker, local_worker, reach_worker
-from edgellm.rpc.layers import RateLimiter, UploadProgress, clean, upload
+from edgellm.rpc.layers import RateLimiter, UploadProgress, Worker, clean, local_worker, reach_worker, upload
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, forget_hashes
 from edgellm.storage.layer_store import CleanResult, LayerStore, cut_layers

@@ -24,7 +24,7 @@ from edgellm.mesh.placement import model_costs, shape_of
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.discovery.peer_probe import Worker, find_workers, reach_worker, worker_at_address
+from edgellm.rpc.layers import Worker, find_workers, reach_worker, worker_at_address
 from edgellm.rpc.measuring import DeviceFigures, LinkSpeed, measure, measure_link, request_link_measurement
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.state import MONTH, from_json, read_cached, write_cached

@@ -19,7 +19,7 @@ from edgellm.storage.layer_pieces import grid, grid_lines
 
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Phases
-    from edgellm.rpc.discovery.peer_probe import Worker
+    from edgellm.rpc.layers import Worker
 
 COURSES = (
     "edgellm.coldstart.phases",

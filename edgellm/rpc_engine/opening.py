@@ -29,7 +29,7 @@ from edgellm.services.client.stage_client import endpoint_of, remote_devices
 
 if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import Survey
-    from edgellm.rpc.discovery.peer_probe import Worker
+    from edgellm.rpc.layers import Worker
 
 
 def open_over_rpc(

@@ -26,7 +26,7 @@ from edgellm.errors import ModelUnsupported, PlanImpossible
 from edgellm.layer_range import HERE, LayerRange, StageShare
 
 if TYPE_CHECKING:
-    from edgellm.rpc.discovery.peer_probe import Worker
+    from edgellm.rpc.layers import Worker
 
 START_SECONDS = 1.5
 """Seconds to start the processes that load and serve, before anything is read."""

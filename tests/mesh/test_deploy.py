@@ -19,8 +19,7 @@ from edgellm.mesh import deploy as deploying
 from edgellm.mesh.deploy import DeployPart, DeployProgress, deploy
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.discovery.peer_probe import Worker, find_workers, local_worker, worker_at_address
-from edgellm.rpc.layers import WINDOW
+from edgellm.rpc.layers import WINDOW, Worker, find_workers, local_worker, worker_at_address
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.layer_pieces import Manifest
 from edgellm.storage.layer_store import LayerStore

@@ -29,7 +29,7 @@ from edgellm.mesh.fleet_profiler import Survey, TimedModel, stored_link, stored_
 from edgellm.mesh.placement import model_costs
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc import measuring
-from edgellm.rpc.discovery.peer_probe import Worker, find_workers
+from edgellm.rpc.layers import Worker, find_workers
 from edgellm.rpc.measuring import DeviceFigures
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.layer_store import LayerStore

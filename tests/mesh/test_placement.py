@@ -18,7 +18,7 @@ from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.placement import Placement, fail_over, place, with_phases
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.peer_probe import Worker
+from edgellm.rpc.layers import Worker
 
 MODEL = ModelCosts.of(TransformerShape(12, 1024, 16, 4, 64, 4096), "a model")
 ALL = frozenset(range(12))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgellm.engine.hardware import Hardware
     from edgellm.mesh.deploy import DeployProgress
     from edgellm.mesh.fleet_profiler import MeasuredSpeed, Survey
-    from edgellm.rpc.discovery.peer_probe import Worker
+    from edgellm.rpc.layers import Worker
 
 
 Objective: TypeAlias = Literal["ttft", "reply"]
@@ -59,7 +59,7 @@ def peers(
 def paired_workers(interface: Sequence[str] | None) -> list[Worker]:
     """Return the paired devices as workers."""
     from edgellm.rpc.discovery.interfaces import chosen_hosts
-    from edgellm.rpc.discovery.peer_probe import find_workers
+    from edgellm.rpc.layers import find_workers
     from edgellm.rpc.trust.trust import Trust
 
     trust = Trust.load()

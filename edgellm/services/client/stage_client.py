@@ -28,8 +28,8 @@ from edgellm.mesh.messages import AnswerDue, Order, StageAnswer, StageLost, Stag
 from edgellm.mesh.pipeline import Post, StageHost
 from edgellm.rpc.channel import network_loop, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts
-from edgellm.rpc.discovery.peer_probe import Worker, probe_peers
-from edgellm.rpc.layers import read_pieces, write_pieces
+from edgellm.rpc.discovery.peer_probe import probe_peers
+from edgellm.rpc.layers import Worker, read_pieces, write_pieces
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
