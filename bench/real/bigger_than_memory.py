@@ -96,8 +96,8 @@ def measure(
     verifier: str = "smollm2:135m",
     draft: str = "smollm2:draft",
     cold: Annotated[float, "share of the verifier's weights that have no room"] = 0.75,
-    per: Annotated[int, "questions of each category"] = 1,
-    category: Annotated[str, "only this one"] = "",
+    per: Annotated[int, "questions of each category"] = 4,
+    category: Annotated[str, "only this one"] = "writing",
     tokens: Annotated[int, "of a reply, at most"] = 48,
     threads: int = 2,
 ) -> Iterator[Figures]:
