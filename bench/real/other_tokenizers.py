@@ -33,7 +33,7 @@ def table(figures: Mapping[str, Any]) -> str:
 
 def measure(
     asked: Annotated[Path, "Spec-Bench's questions, or a part of them"],
-    per: Annotated[int, "questions of each category"] = 2,
+    per: Annotated[int, "questions of each category"] = 1,
     tokens: Annotated[int, "of a reply at most"] = 64,
 ) -> Iterator[Figures]:
     """Yield the figures after each draft model."""
