@@ -1,6 +1,6 @@
 """Draft for a verifier with another tokenizer, on real weights: whether the text stays, and what is accepted.
 
-ASKED is Spec-Bench's file of questions, or a part of it. Each round is drafted and verified, greedily, with
+ASKED is Spec-Bench's file of questions, or a part of it. In each round four tokens are drafted, greedily, with
 `--reproducible`. Columns: texts that are the verifier's own, drafted tokens that were accepted, and the mean acceptance
 length.
 """
@@ -38,7 +38,7 @@ def measure(
 ) -> Iterator[Figures]:
     """Yield the figures after each draft model."""
     found = [question.text for question in of_each(questions(asked), per)]
-    options = ReplyOptions(max_tokens=tokens, temperature=0.0, retrieval="off", gate="always")
+    options = ReplyOptions(max_tokens=tokens, temperature=0.0, retrieval="off", gate="always", gamma=4)
     shared: dict[str, Any] = {"n_ctx": 4096, "history": False, "hardware": Hardware(reproducible=True)}
     rows: list[dict[str, Any]] = []
     for draft in DRAFTS:
