@@ -102,7 +102,10 @@ def test_replies_of_a_pair_share_passes_and_are_what_each_is_alone(
         alone = [write(number) for number in range(4)]
         assert verifier.shared == 0
         with ThreadPoolExecutor(4) as pool:
-            together = list(pool.map(write, range(4)))
+            for _ in range(20):  # On a busy machine one reply can end before another begins.
+                together = list(pool.map(write, range(4)))
+                if verifier.shared:
+                    break
         assert verifier.shared > 0
     assert [[token for token, _ in one] for one in together] == [[token for token, _ in one] for one in alone]
     assert not reproducible or together == alone
@@ -111,8 +114,12 @@ def test_replies_of_a_pair_share_passes_and_are_what_each_is_alone(
 def test_a_model_alone_writes_what_it_drafts_and_shares_passes(f32_pair: tuple[Path, Path]) -> None:
     with LLM.open(f32_pair[1], "none", threads=1, replies=2) as pair, ThreadPoolExecutor(2) as pool:
         alone = [ids(pair.reply(case(number), max_tokens=16)) for number in range(2)]
-        assert list(pool.map(lambda number: ids(pair.reply(case(number), max_tokens=16)), range(2))) == alone
-        assert pair.engine.retrieval.self_verifier().shared > 0
+        verifier = pair.engine.retrieval.self_verifier()
+        for _ in range(20):  # On a busy machine one reply can end before the other begins.
+            assert list(pool.map(lambda number: ids(pair.reply(case(number), max_tokens=16)), range(2))) == alone
+            if verifier.shared:
+                break
+        assert verifier.shared > 0
 
 
 def test_drafts_are_for_a_reply_that_is_alone_and_tokens_together_for_others(
