@@ -249,10 +249,7 @@ class Context(CachedSequences):
         done = 0
         for r in heads:
             self._progress(known, known + done, total)
-            if self.spec.padding is not None:
-                self._decode_padded((r,))
-            else:
-                self._decode_batch((r,))
+            self._read(r)
             done += len(r.ids)
             if not self._cache.plain and (done in borders or r is heads[-1]):
                 self._cache.save(r.seq, self._sequences.lengths[r.seq], border=True)
@@ -348,8 +345,12 @@ class Context(CachedSequences):
             self.speculator.place(at, seq, self._sequences.lengths[seq], len(ids))
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs)
 
-    def _append(self, seq: int, ids: Ids) -> None:
-        self._run(self._place(0, seq, ids, 0), self._batch.tokens)
+    def _read(self, part: SeqRows) -> None:
+        """Decode rows that fit one batch, padded where passes are."""
+        if self.spec.padding is None:
+            self._decode_batch((part,))
+        else:
+            self._decode_padded((part,))
 
     def _run(self, n: int, batch: Any) -> None:
         """Decode the first `n` rows of a batch."""

@@ -157,8 +157,8 @@ class CachedSequences(ABC):
         self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
 
     @abstractmethod
-    def _append(self, seq: int, ids: Ids) -> None:
-        """Compute `ids`, at most a batch of them, behind the end of a sequence."""
+    def _read(self, part: SeqRows) -> None:
+        """Compute rows, at most a batch of them, behind the end of a sequence."""
 
     @property
     def n_ctx(self) -> int:
@@ -247,9 +247,7 @@ class CachedSequences(ABC):
         lengths[seq] = held
         try:
             for start in range(0, len(ids), self.n_batch):
-                part = ids[start : start + self.n_batch]
-                self._append(seq, part)
-                lengths[seq] += len(part)
+                self._read(SeqRows(seq, ids[start : start + self.n_batch], 0))
         except BaseException:
             now, lengths[seq] = lengths[seq], length
             self._lose(seq, self._cache.distrust(seq, now, now), length)
@@ -334,7 +332,10 @@ class CachedSequences(ABC):
 
     @property
     def _kept(self) -> range:
-        """Return the sequences that a prompt cache keeps: the first, and all whose cells are their own."""
+        """Return the sequences that a prompt cache keeps: the first, and all whose cells are their own. A file has the
+        cells of a sliding window alone, which come back in other places, where sums round otherwise."""
+        if self.spec.padding is not None and self.model.window:
+            return range(0)
         return range(1 if self.spec.native.unified else self.n_seq)
 
     def _restored(self, cache: PromptCache, ids: Ids, common: int, seq: int) -> int:

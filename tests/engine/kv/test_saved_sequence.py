@@ -97,6 +97,19 @@ def test_a_context_restores_the_beginning_of_what_it_is_asked_for(
         assert len(cache.kept) == 2  # a short one is not kept
 
 
+@pytest.mark.parametrize(("name", "kept"), [("qwen3", 1), ("gemma3", 0)])
+def test_a_reproducible_context_keeps_no_window(
+    architectures: Architectures, name: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells would come back in other places, where sums round otherwise."""
+    monkeypatch.setattr(sequences, "LEAST", 64)
+    cache, text = OneFile(tmp_path / "sequence"), ids(random.Random(name), 100)
+    spec = ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1, reproducible=True)
+    with Model.load(architectures(name), faults=()) as model, Context(model, spec, prompt_cache=cache) as context:
+        context.decode(text[context.sync(text) :])
+    assert (len(cache.kept), len(cache.asked)) == (kept, 2 * kept)
+
+
 @pytest.mark.parametrize("name", ["lfm2", "mamba2"])
 def test_of_a_state_that_cannot_be_rolled_back_at_once_the_last_checkpoint_is_kept(
     architectures: Architectures, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
