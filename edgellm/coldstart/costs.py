@@ -202,48 +202,21 @@ class Link:
         return self.latency + 8.0 * size / self.rate
 
 
-@dataclass(frozen=True, slots=True)
-class Radio:
-    """A device's place in a wireless cell (equations 10-12): Hz, metres, dBm/Hz of noise, dB."""
-
-    bandwidth: float
-    distance: float
-    efficiency: float = 0.5
-    noise: float = -174.0
-    reference: float = 1.0
-    exponent: float = 3.0
-    gain_at_reference: float = -47.2
-
-    @property
-    def gain(self) -> float:
-        """g_k, equation 12."""
-        return _ratio(self.gain_at_reference) * math.pow(self.distance / self.reference, -self.exponent)
-
-    def rate(self, power: float) -> float:
-        """Return the bits/s at a power in dBm: Shannon's bound times the efficiency (equations 10 and 11)."""
-        noise = 1e-3 * _ratio(self.noise) * self.bandwidth
-        signal = 1e-3 * _ratio(power) * self.gain
-        return self.efficiency * self.bandwidth * math.log2(1.0 + signal / noise)
-
-
-def _ratio(decibels: float) -> float:
-    return float(10.0 ** (decibels / 10.0))
-
-
 Links = Mapping[tuple[str, str], Link]
 """Measured links by the names of sender and receiver; they replace the two devices' own rates."""
 
 
-def sending(devices: Sequence[Device], size: float, links: Links | None = None) -> Floats:
-    """Return the seconds to send `size` bytes from the row's device to the column's, (K, K): over a measured link, or
-    through the access point."""
-    found = np.zeros((len(devices), len(devices)))
-    for i, one in enumerate(devices):
-        for j, other in enumerate(devices):
-            if i != j:
-                star = Link(min(one.uplink, other.downlink), one.latency + other.latency)
-                found[i, j] = (links or {}).get((one.name, other.name), star).seconds(size)
-    return found
+def link(one: Device, other: Device, links: Links) -> Link:
+    """Return the link from one device to another: the measured one, or through the access point; endless within one."""
+    if one is other:
+        return Link(math.inf)
+    star = Link(min(one.uplink, other.downlink), one.latency + other.latency)
+    return links.get((one.name, other.name), star)
+
+
+def sending(devices: Sequence[Device], size: float, links: Links) -> Floats:
+    """Return the seconds to send `size` bytes from the row's device to the column's, (K, K)."""
+    return np.array([[link(one, other, links).seconds(size) for other in devices] for one in devices])
 
 
 _TABLE_1 = (  # c* in TFLOP/s, a, b, r in MB/s, m in GB, uplink power in dBm, metres
@@ -254,12 +227,22 @@ _TABLE_1 = (  # c* in TFLOP/s, a, b, r in MB/s, m in GB, uplink power in dBm, me
 )
 
 
+def _radio(power: float, metres: float) -> float:
+    """Return the bits/s in the paper's cell at a power in dBm: half of Shannon's bound (equations 10-12)."""
+    hertz, gain = 160e6, _ratio(-47.2) * metres**-3.0
+    noise = 1e-3 * _ratio(-174.0) * hertz
+    return 0.5 * hertz * math.log2(1.0 + 1e-3 * _ratio(power) * gain / noise)
+
+
+def _ratio(decibels: float) -> float:
+    return math.pow(10.0, decibels / 10.0)
+
+
 def devices() -> tuple[Device, ...]:
     """Return the four devices of Table 1, with 25 dBm of power at the access point."""
     found = []
     for number, (tera, a, b, disk, memory, power, metres) in enumerate(_TABLE_1, 1):
-        radio = Radio(160e6, metres)
-        uplink, downlink = radio.rate(power), radio.rate(25.0)
+        uplink, downlink = _radio(power, metres), _radio(25.0, metres)
         found.append(Device(f"Device {number}", tera * 1e12, a, b, disk * 1e6, memory * 1e9, uplink, downlink))
     return tuple(found)
 

@@ -4,9 +4,8 @@ as such a problem, and the paper's baselines (section 5.2)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Literal, get_args
 
 import numpy as np
@@ -213,6 +212,15 @@ def warm(task: Task) -> Task:
     return replace(task, load=np.zeros_like(task.load), alone_load=none, opening=none)
 
 
+def shares_of(counts: Iterable[tuple[str, int]]) -> tuple[StageShare, ...]:
+    """Return the layers of each device that has some, given their numbers in order."""
+    found, end = [], 0
+    for name, count in counts:
+        found += [StageShare(name, LayerRange(end, end + count))] if count else []
+        end += count
+    return tuple(found)
+
+
 Objective = Literal["ttft", "reply"]
 
 
@@ -269,11 +277,7 @@ class Home:
 
     def shares(self, cut: Cut) -> tuple[StageShare, ...]:
         """Return the layers of each device of a cut."""
-        ends = accumulate(count for _, count in cut)
-        return tuple(
-            StageShare(self.devices[device].name, LayerRange(end - count, end))
-            for (device, count), end in zip(cut, ends, strict=True)
-        )
+        return shares_of((self.devices[device].name, count) for device, count in cut)
 
     def cut(self, shares: Sequence[StageShare]) -> Cut:
         """Return shares of devices of the home as the planner has them."""

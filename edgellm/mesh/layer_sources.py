@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgellm.engine import GgufHeader, ModelFile, check_gguf
-from edgellm.engine.gguf.cuttable import BLOCK, check_cuttable, cut_points
+from edgellm.engine.gguf.cuttable import check_cuttable, cut_points
 from edgellm.errors import LayersMissing
 from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.mesh.messages import StageSpec
@@ -93,13 +93,8 @@ class WholeModel:
             self._files, lambda: header, self._cut,
         )  # fmt: skip
         self._lines, self._store, self._hashing = grid_lines(header), store or LayerStore(), threading.Lock()
-        self._sizes, self._others = [0] * self.n_layers, 0
-        for tensor in header.tensors:
-            block = BLOCK.fullmatch(tensor.name)
-            if block is None:
-                self._others += tensor.nbytes
-            elif int(block[1]) < self.n_layers:
-                self._sizes[int(block[1])] += tensor.nbytes
+        self._sizes, *others = header.sizes(self.n_layers)
+        self._others = sum(others)
 
     def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> ModelLayers | None:  # noqa: ARG002
         return self.layers if model == self.model else None

@@ -200,30 +200,19 @@ def _named(shares: Sequence[StageShare]) -> str:
 def model_costs(file: ModelFile) -> ModelCosts:
     """Return the costs of a model file for the planner: the real bytes of its layers, as quantised in the file. Raises
     ModelUnsupported: it is not a transformer with layers, or they cannot be cut apart."""
-    shape = shape_of(dimensions(file.header))
-    weights, embedding, head = [0.0] * shape.layers, 0.0, 0.0
-    tied = True
-    vocabulary = 0
-    for tensor in file.header.tensors:
-        if (at := tensor.layer) is not None:
-            if at < shape.layers:
-                weights[at] += tensor.nbytes
-        elif tensor.name.startswith("output"):
-            head += tensor.nbytes
-            tied &= tensor.name != "output.weight"
-        else:
-            embedding += tensor.nbytes
-            if tensor.name == "token_embd.weight":
-                vocabulary = tensor.shape[-1]
+    header, shape = file.header, shape_of(dimensions(file.header))
+    weights, embedding, head = header.sizes(shape.layers)
     if not all(weights):
-        missing = weights.index(0.0)
+        missing = weights.index(0)
         raise ModelUnsupported(f"{file.path} has no weights for its layer {missing}.", "Use a complete language model.")
+    table, tied = header.tensor("token_embd.weight"), header.tensor("output.weight") is None
+    vocabulary = 0 if table is None else table.shape[-1]
     if tied:
         head += embedding
     cache = (shape.cache,) * shape.layers
     return ModelCosts(
         file.name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary,
-        frozenset(cut_points(file.header)), frozenset(grid_lines(file.header)),
+        frozenset(cut_points(header)), frozenset(grid_lines(header)),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from edgellm.llm.model_loading import EngineConfig, OpenedVerifier, Progress
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc_engine.backend import require
 from edgellm.rpc_engine.model import RpcModel, RpcVerifier, RpcWork
-from edgellm.rpc_engine.plan import MARGIN, RpcHome, RpcPlacement, RpcSite, by_memory, plan_rpc, rpc_costs
+from edgellm.rpc_engine.plan import MARGIN, RpcHome, RpcPlacement, by_memory, plan_rpc, rpc_costs
 from edgellm.rpc_engine.process import ContextSizes, ModelProcess
 from edgellm.rpc_engine.session import RpcOffer, ask_offer
 from edgellm.services.client.stage_client import endpoint_of, remote_devices
@@ -49,7 +49,7 @@ def open_over_rpc(
     if options.split is not None:
         shares = read_split(options.split)
     elif placed is not None:
-        shares = placed.shares
+        shares = placed.option.shares
     else:
         raise InvalidOption("Neither a split nor measured devices are given.", f"{EXAMPLE}.")
     config = config or EngineConfig(draft=None)
@@ -107,14 +107,11 @@ def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPl
     left_out = [*refused, *((name, error.what) for name, error in survey.left_out)]
     fleet = survey.fleet()
     known = {device.name: device for device in fleet.devices}
-    total, sites = sum(costs.layer_bytes) + costs.head, []
-    for name, offer in given.items():
-        device = replace(known[name], memory=float(max(1, offer.memory - MARGIN)))
-        kept = min(1.0, offer.cached / total)
-        sites.append(RpcSite(device, fleet.links[HERE, name], fleet.links[name, HERE], kept))
+    total = sum(costs.layer_bytes) + costs.head
+    others = (replace(known[name], memory=float(max(1, offer.memory - MARGIN))) for name, offer in given.items())
     home = RpcHome(
-        RpcSite(known[HERE]), tuple(sites), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective,
-        cards=bool(unit.name), cold=workload.cold,
+        (known[HERE], *others), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective, fleet.links,
+        {name: min(1.0, offer.cached / total) for name, offer in given.items()}, bool(unit.name), workload.cold,
     )  # fmt: skip
     return replace(plan_rpc(home), workers={name: survey.workers[name] for name in given}, left_out=tuple(left_out))
 

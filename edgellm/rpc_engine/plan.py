@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgellm.coldstart.costs import Device, Floats, Link
+from edgellm.coldstart.costs import Device, Floats, Link, Links, link
 from edgellm.coldstart.plan import MIN_SAVING, format_seconds
-from edgellm.coldstart.problem import Objective
+from edgellm.coldstart.problem import Objective, shares_of
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf.memory import text_layers
 from edgellm.engine.gguf.reader import GgufHeader
@@ -39,8 +39,9 @@ _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True, slots=True)
 class RpcModelCosts:
-    """A model of any architecture: each layer's bytes, bytes that a token reads, and weights that a token is multiplied
-    by; the head's bytes and weights; the `embedding`, which stays on the asking device.
+    """A model of any architecture: each layer's bytes; the bytes that a token reads of an average layer, and the number
+    of weights that it is multiplied by there; the head's bytes and weights; the `embedding`, which stays on the asking
+    device.
 
     `cache` bytes of a layer's keys, values or states; `compute` bytes on each device to compute in. A row between
     layers has `width` numbers of 32 bits, one of logits `vocabulary`.
@@ -48,8 +49,8 @@ class RpcModelCosts:
 
     name: str
     layer_bytes: tuple[int, ...]
-    token_bytes: tuple[float, ...]
-    products: tuple[float, ...]
+    read: float
+    products: float
     head: int
     head_products: float
     embedding: int
@@ -73,17 +74,6 @@ class RpcModelCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class RpcSite:
-    """A device that holds layers, the lines to it and back, and the share of the model's weights that is on its disk
-    already. Nothing has to be sent to the asking device itself."""
-
-    device: Device
-    up: Link = Link(math.inf)
-    down: Link = Link(math.inf)
-    kept: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class RpcOption:
     """The layers of each device, in order, and seconds: of loading, to the first token, per further token, and to the
     end of the reply."""
@@ -97,19 +87,20 @@ class RpcOption:
 
 @dataclass(frozen=True, slots=True)
 class RpcHome:
-    """The asking device and the `sites`, and the model and the reply that are planned for.
+    """The `devices`, of which the first one asks, with the links between them, and the model and the reply that are
+    planned for. `kept`: the share of the model's weights that is on the disk of a device of that name already.
 
     `cards`: the asking device computes on graphics cards, which then have the last layers and the head. With `cold`
-    False everything is loaded. Costs below are seconds to load, for the prompt, and for a
-    further token, (3,).
+    False everything is loaded. Costs below are seconds to load, for the prompt, and for a further token, (3,).
     """
 
-    here: RpcSite
-    sites: tuple[RpcSite, ...]
+    devices: tuple[Device, ...]
     model: RpcModelCosts
     tokens_in: int
     tokens_out: int
     objective: Objective = "ttft"
+    links: Links = field(default_factory=dict)
+    kept: Mapping[str, float] = field(default_factory=dict)
     cards: bool = False
     cold: bool = True
 
@@ -119,31 +110,31 @@ class RpcHome:
 
     def options(self) -> Iterator[RpcOption]:
         """Yield the best way with each set of devices that can hold the model, the asking device alone first."""
-        sites = self.sites[:_MOST]
-        for chosen in (some for count in range(len(sites) + 1) for some in combinations(sites, count)):
-            heads = [self.here] if self.cards or not chosen else chosen
-            found = [option for head in heads if (option := self._option(chosen, head)) is not None]
-            if found:
+        here, *others = self.devices[: 1 + _MOST]
+        for chosen in (some for count in range(len(others) + 1) for some in combinations(others, count)):
+            heads = [here] if self.cards or not chosen else chosen
+            if found := [option for head in heads if (option := self._option(chosen, head)) is not None]:
                 yield min(found, key=self.seconds)
 
     def whole(self) -> Iterator[RpcOption]:
         """Yield the way with the whole model on each other device, from its own disk, and nothing but ids between."""
         model = self.model
-        for site in self.sites:
-            if model.size + model.layers * model.cache + model.compute <= site.device.memory:
-                cost = self._computed(site.device, sum(model.token_bytes), sum(model.products))
-                cost += self._computed(site.device, model.head, model.head_products, rows=1)
-                trip = site.up.latency + site.down.latency
-                cost += (model.size / site.device.disk, trip, trip)
-                yield self._timed((StageShare(site.device.name, LayerRange(0, model.layers)),), cost)
+        for device in self.devices[1:]:
+            if model.size + model.layers * model.cache + model.compute <= device.memory:
+                cost = model.layers * self._computed(device, model.read, model.products)
+                cost += self._computed(device, model.head, model.head_products, rows=1)
+                trip = sum(line.latency for line in self._lines(device))
+                cost += (model.size / device.disk, trip, trip)
+                yield self._timed(shares_of([(device.name, model.layers)]), cost)
 
-    def _option(self, chosen: Sequence[RpcSite], head: RpcSite) -> RpcOption | None:
+    def _option(self, chosen: Sequence[Device], head: Device) -> RpcOption | None:
         """Return the best way with the `chosen` devices, each with at least a layer, the asking device, and the head on
         one of them. Return None if they cannot hold the model."""
-        places = [*sorted(chosen, key=lambda site: site is head), self.here]
-        each = [self._layer(site) for site in places]
-        room = [self._room(site, site is head) for site in places]
-        counts = [*[1] * len(chosen), 0]
+        here, others = self.devices[0], sorted(chosen, key=lambda device: device is head)
+        places = [*others, here] if self.cards else [here, *others]  # as their layers follow each other
+        each = [self._layer(place) for place in places]
+        room = [self._room(place, place is head) for place in places]
+        counts = [int(place is not here) for place in places]
         left = self.model.layers - len(chosen)
         if left < 0 or any(most < count for most, count in zip(room, counts, strict=True)):
             return None
@@ -155,57 +146,54 @@ class RpcHome:
         if left:
             return None
         cost = self._loaded(head, self.model.head)
-        cost += self._computed(head.device, self.model.head, self.model.head_products, rows=1)
-        for site, count, layer in zip(places, counts, each, strict=True):
-            cost += count * layer + self._traffic(site, logits=site is head)
-        shares, first = [], 0
-        for at in range(
-            -1 + self.cards, len(chosen) + self.cards
-        ):  # the asking device has the last layers, or the first
-            if counts[at]:
-                shares.append(StageShare(places[at].device.name, LayerRange(first, first + counts[at])))
-                first += counts[at]
-        return self._timed(tuple(shares), cost)
+        cost += self._computed(head, self.model.head, self.model.head_products, rows=1)
+        for place, count, layer in zip(places, counts, each, strict=True):
+            cost += count * layer + self._traffic(place, logits=place is head)
+        return self._timed(shares_of(zip((place.name for place in places), counts, strict=True)), cost)
 
     @property
     def _further(self) -> int:
         """The number of tokens after the first."""
         return max(0, self.tokens_out - 1)
 
+    def _lines(self, device: Device) -> tuple[Link, Link]:
+        """Return the lines to a device and back; nothing has to be sent to the asking device itself."""
+        here = self.devices[0]
+        return link(here, device, self.links), link(device, here, self.links)
+
     def _timed(self, shares: tuple[StageShare, ...], cost: Floats) -> RpcOption:
         load, prompt, token = map(float, (cost + np.array((START_SECONDS, 0.0, 0.0))) * (self.cold, 1.0, 1.0))
         return RpcOption(shares, load, load + prompt, token, load + prompt + self._further * token)
 
-    def _room(self, site: RpcSite, head: bool) -> int:
+    def _room(self, device: Device, head: bool) -> int:
         """Return how many layers fit a device."""
         model = self.model
-        memory = site.device.memory - model.compute - model.head * head - model.embedding * (site is self.here)
+        memory = device.memory - model.compute - model.head * head - model.embedding * (device is self.devices[0])
         return max(0, math.floor(memory / (sum(model.layer_bytes) / model.layers + model.cache)))
 
-    def _layer(self, site: RpcSite) -> Floats:
+    def _layer(self, device: Device) -> Floats:
         """Return the cost of an average layer."""
         model = self.model
-        size, read, products = (
-            sum(part) / model.layers for part in (model.layer_bytes, model.token_bytes, model.products)
-        )
-        return self._loaded(site, size) + self._computed(site.device, read, products)
+        size = sum(model.layer_bytes) / model.layers
+        return self._loaded(device, size) + self._computed(device, model.read, model.products)
 
-    def _loaded(self, site: RpcSite, size: float) -> Floats:
+    def _loaded(self, device: Device, size: float) -> Floats:
         """Return the cost of loading: each tensor in turn is read, and then sent, or read there by its hash."""
-        there = site.kept * size / site.device.disk + (1.0 - site.kept) * 8.0 * size / site.up.rate
-        return np.array([size / self.here.device.disk + there, 0.0, 0.0])
+        kept, rate = self.kept.get(device.name, 0.0), self._lines(device)[0].rate
+        there = kept * size / device.disk + (1.0 - kept) * 8.0 * size / rate
+        return np.array([size / self.devices[0].disk + there, 0.0, 0.0])
 
     def _computed(self, device: Device, read: float, products: float, rows: int | None = None) -> Floats:
         one = read / device.bandwidth if device.bandwidth else 2.0 * products / device.speed(1)
         rows = self.tokens_in if rows is None else rows
         return np.array([0.0, max(one, 2.0 * products * rows / device.speed(rows)), one])
 
-    def _traffic(self, site: RpcSite, *, logits: bool) -> Floats:
+    def _traffic(self, device: Device, *, logits: bool) -> Floats:
         """Return the cost of rows to a device and back."""
-        row = 32.0 * self.model.width
-        back = 32.0 * self.model.vocabulary * logits / site.down.rate
-        per_row = row / site.up.rate + (0.0 if logits else row / site.down.rate)
-        latency = site.up.latency + site.down.latency
+        up, down = self._lines(device)
+        row, back = 32.0 * self.model.width, 32.0 * self.model.vocabulary * logits / down.rate
+        per_row = row / up.rate + (0.0 if logits else row / down.rate)
+        latency = up.latency + down.latency
         prompt = math.ceil(self.tokens_in / N_BATCH) * latency + self.tokens_in * per_row + back
         return np.array([0.0, prompt, latency + per_row + back])
 
@@ -224,11 +212,6 @@ class RpcPlacement:
     elsewhere: RpcOption | None
     workers: Mapping[str, Worker] = field(default_factory=dict)
     left_out: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def shares(self) -> tuple[StageShare, ...]:
-        """The layers of each device."""
-        return self.option.shares
 
     @property
     def advice(self) -> str:
@@ -269,8 +252,9 @@ class RpcPlacement:
     def again(self, names: Collection[str]) -> tuple[StageShare, ...]:
         """Return the layers of each device with which a reply goes on soonest over the devices of these names. Raises
         PlanImpossible: they cannot hold the model."""
-        left = tuple(site for site in self.home.sites if site.device.name in names)
-        return plan_rpc(replace(self.home, sites=left, objective="reply", cold=True)).shares
+        here, *others = self.home.devices
+        left = (here, *(device for device in others if device.name in names))
+        return plan_rpc(replace(self.home, devices=left, objective="reply", cold=True)).option.shares
 
 
 def plan_rpc(home: RpcHome) -> RpcPlacement:
@@ -278,7 +262,7 @@ def plan_rpc(home: RpcHome) -> RpcPlacement:
     cannot hold it."""
     options, model = list(home.options()), home.model
     if not options:
-        have = sum(max(0.0, site.device.memory) for site in (home.here, *home.sites))
+        have = sum(max(0.0, device.memory) for device in home.devices)
         raise PlanImpossible(
             f"{model.name} needs {(model.size + model.layers * model.cache) / 1e9:.1f} GB with its caches, and the"
             f" devices have {have / 1e9:.1f} GB.",
@@ -297,27 +281,20 @@ def rpc_costs(file: ModelFile, cache: float = 0.0, compute: float = 0.0) -> RpcM
     count, table = text_layers(header), header.tensor(_EMBEDDING)
     if not count or table is None:
         raise ModelUnsupported(f"{file.path} has no layers or no {_EMBEDDING}.", "Use a complete language model.")
-    sizes, read, products = [0] * count, [0.0] * count, [0.0] * count
-    head = outside = 0
-    share = _used_experts(header)
+    sizes, outside, head = header.sizes(count)
+    share, read, products = _used_experts(header), 0.0, 0.0
     for tensor in header.tensors:
-        if (at := tensor.layer) is not None:
-            if at < count:
-                used = share if _EXPERTS in tensor.name else 1.0
-                sizes[at] += tensor.nbytes
-                read[at] += used * tensor.nbytes
-                products[at] += used * tensor.n_elements
-        elif tensor.name.startswith("output"):
-            head += tensor.nbytes
-        else:
-            outside += tensor.nbytes
+        if tensor.layer is not None and tensor.layer < count:
+            used = share if _EXPERTS in tensor.name else 1.0
+            read += used * tensor.nbytes / count
+            products += used * tensor.n_elements / count
     matrix = header.tensor(_HEAD, _EMBEDDING) or table
     if matrix.name == _EMBEDDING:  # the head is the embedding once more
         head += table.nbytes
     width, vocabulary = table.shape[0], table.shape[-1]
     return RpcModelCosts(
-        file.name, tuple(sizes), tuple(read), tuple(products), head, float(matrix.n_elements), outside, width,
-        vocabulary, cache / count, compute,
+        file.name, tuple(sizes), read, products, head, float(matrix.n_elements), outside, width, vocabulary,
+        cache / count, compute,
     )  # fmt: skip
 
 
@@ -331,10 +308,8 @@ def _used_experts(header: GgufHeader) -> float:
 def by_memory(model: RpcModelCosts, memory: Mapping[str, int]) -> tuple[StageShare, ...]:
     """Return shares of a model on this device and others, by nothing but their free `memory`. Raises PlanImpossible: it
     is too little for all."""
-    here, *others = (
+    devices = tuple(
         replace(Device.unmeasured(name), memory=float(max(1, memory[name])))
         for name in sorted(memory, key=lambda name: name != HERE)
     )
-    line = Link(here.uplink, here.latency)
-    sites = tuple(RpcSite(device, line, line) for device in others)
-    return plan_rpc(RpcHome(RpcSite(here), sites, model, 1, 64, "reply")).shares
+    return plan_rpc(RpcHome(devices, model, 1, 64, "reply")).option.shares

@@ -17,7 +17,7 @@ from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed, PlanImpossible
 from edgellm.layer_range import HERE
 from edgellm.rpc_engine import backend
-from edgellm.rpc_engine.plan import RpcHome, RpcModelCosts, RpcPlacement, RpcSite, by_memory, plan_rpc
+from edgellm.rpc_engine.plan import RpcHome, RpcModelCosts, RpcPlacement, by_memory, plan_rpc
 from edgellm.rpc_engine.service import TensorCache
 
 MB = 10**6
@@ -25,22 +25,27 @@ MB = 10**6
 
 def model(layers: int = 6, size: int = 100 * MB) -> RpcModelCosts:
     return RpcModelCosts(
-        "m", (size,) * layers, (float(size),) * layers, (2.0 * size,) * layers, 50 * MB, 1e8, 50 * MB, 2_048, 50_000,
-        cache=5.0 * MB, compute=20.0 * MB,
-    )  # fmt: skip
+        "m", (size,) * layers, float(size), 2.0 * size, 50 * MB, 1e8, 50 * MB, 2_048, 50_000, 5.0 * MB, 20.0 * MB
+    )
 
 
 def device(name: str, *, flops: float = 1e11, disk: float = 3e8, memory: float = 1e10, reads: float = 1e10) -> Device:
     return Device(name, flops, 1.0, 0.05, disk, memory, 1e8, 1e8, 0.0, reads)
 
 
-def site(one: Device, *, rate: float = 1e9, latency: float = 1e-3, kept: float = 0.0) -> RpcSite:
-    return RpcSite(one, Link(rate, latency), Link(rate, latency), kept)
+Site = tuple[Device, Link, float]
 
 
-def planned(here: Device, sites: list[RpcSite], model: RpcModelCosts, tokens_out: int = 64) -> RpcPlacement:
+def site(one: Device, *, rate: float = 1e9, latency: float = 1e-3, kept: float = 0.0) -> Site:
+    """Another device, the line to it and back, and the share of the weights that it keeps."""
+    return one, Link(rate, latency), kept
+
+
+def planned(here: Device, sites: list[Site], model: RpcModelCosts, tokens_out: int = 64) -> RpcPlacement:
     """The plan for a whole reply to 128 tokens."""
-    return plan_rpc(RpcHome(RpcSite(here), tuple(sites), model, 128, tokens_out, "reply"))
+    links = {way: line for one, line, _ in sites for way in ((HERE, one.name), (one.name, HERE))}
+    kept, devices = {one.name: share for one, _, share in sites}, (here, *(one for one, _, _ in sites))
+    return plan_rpc(RpcHome(devices, model, 128, tokens_out, "reply", links, kept))
 
 
 def test_this_device_alone_if_others_only_cost_time() -> None:
@@ -105,17 +110,17 @@ def test_no_other_way_is_faster(seed: int) -> None:
         layer = costs.layer_bytes[0] + costs.cache
         fixed = costs.compute + costs.head
         limits = [fixed + (5 - sum(counts)) * layer + costs.embedding, *(fixed + count * layer for count in counts)]
-        if any(limit > one.memory for limit, one in zip(limits, [here, *(s.device for s in sites)], strict=True)):
+        if any(limit > one.memory for limit, one in zip(limits, [here, *(one for one, *_ in sites)], strict=True)):
             continue
         tight = [
-            replace(one, device=replace(one.device, memory=limit)) for one, limit in zip(sites, limits[1:], strict=True)
+            (replace(one, memory=limit), line, kept) for (one, line, kept), limit in zip(sites, limits[1:], strict=True)
         ]
         found = planned(replace(here, memory=limits[0]), tight, costs, 32).option
         assert best <= found.reply_s * (1 + 1e-9)
 
 
 def test_layers_go_where_there_is_memory_if_nothing_else_is_known() -> None:
-    costs = RpcModelCosts("m", (10**8,) * 6, (1e8,) * 6, (2e8,) * 6, 10**7, 1e7, 10**7, 2_048, 50_000)
+    costs = RpcModelCosts("m", (10**8,) * 6, 1e8, 2e8, 10**7, 1e7, 10**7, 2_048, 50_000)
     assert [share.name for share in by_memory(costs, {"desk": 10**9, HERE: 10**9})] == [HERE]
     shares = by_memory(costs, {HERE: 3 * 10**8, "desk": 5 * 10**8})
     assert {share.name: len(share.layers) for share in shares} == {HERE: 2, "desk": 4}

@@ -192,7 +192,7 @@ def print_rpc_plan(placed: RpcPlacement, model: str) -> None:
     all_bytes = size(sum(costs.layer_bytes) + costs.head)
     about = f"{one_line(costs.name)}: {costs.layers} layers, {all_bytes}, over llama.cpp's RPC; {_goal(placed.home)}"
     layers = table("DEVICE", "LAYERS", "SIZE", right=("LAYERS", "SIZE"))
-    for share in placed.shares:
+    for share in placed.option.shares:
         layers.add_row(one_line(share.name), str(share.layers), size(costs.weights(share.layers)))
     for name, why in placed.left_out:
         layers.add_row(one_line(name), "-", one_line(why), style="dim")

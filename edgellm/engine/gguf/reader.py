@@ -135,6 +135,19 @@ class GgufHeader:
         said = self.metadata.get("general.file_type")
         return (isinstance(said, int) and kinds.get(said)) or (self.main_type and self.main_type[0])
 
+    def sizes(self, layers: int) -> tuple[list[int], int, int]:
+        """Return the bytes of each of the first `layers` layers, of the tensors before the layers, and of those behind
+        (the last norm and the head). Further layers do not count."""
+        found, before, behind = [0] * (layers + 1), 0, 0
+        for tensor in self.tensors:
+            if (at := tensor.layer) is not None:
+                found[min(at, layers)] += tensor.nbytes
+            elif tensor.name.startswith("output"):
+                behind += tensor.nbytes
+            else:
+                before += tensor.nbytes
+        return found[:layers], before, behind
+
     def tensor(self, *names: str) -> TensorInfo | None:
         """Return the tensor with the first of these names that exists; None where none does."""
         by_name = {tensor.name: tensor for tensor in self.tensors}
