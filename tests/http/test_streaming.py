@@ -210,7 +210,7 @@ def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> N
             while not options["should_stop"]():
                 time.sleep(0.005)
             over.set()
-            raise Stopped("Tokenising was cancelled.")
+            raise Stopped
 
     pair = Tokenising(lambda *_: iter(said(b"hello")))  # type: ignore[arg-type]
     with serving(pair, "made-up", replies=2, waiting=0) as server:
