@@ -5,7 +5,6 @@ from edgellm.engine import native  # before anything else imports llama.cpp: Ope
 # isort: split
 from edgellm.engine.chat.template import Message, ToolCall
 from edgellm.engine.context import Context
-from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.cuttable import check_cuttable, cut, cut_bytes
 from edgellm.engine.gguf.memory import Dimensions, MemoryEstimate, costs_of, dimensions
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf
@@ -13,6 +12,6 @@ from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.layer_block import Block, BlockRows
 from edgellm.engine.lm_head import HEADS, LazyLogits, LMHead, Rows, Top2, head_pays, in_blocks, known, top2, top_k
-from edgellm.engine.model import Model, mtp_obstacle
+from edgellm.engine.model import ContextSpec, Model, mtp_obstacle
 from edgellm.engine.native import ShouldStop, Stop, never
 from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix

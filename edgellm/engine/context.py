@@ -16,13 +16,13 @@ from typing import Any, Self, cast
 import numpy as np
 
 from edgellm.engine import llama_api, native
-from edgellm.engine.context_spec import MOST_PADDING, PADDINGS, TRIED_ROWS, ContextSpec, OpenSpec, Padding, agree
 from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder
+from edgellm.engine.kv.row_padding import MOST_PADDING, PADDINGS, TRIED_ROWS, Padding, agree
 from edgellm.engine.kv.sequences import CachedSequences, PromptCache, SeqRows, split
-from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext
+from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext, OpenSpec
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
-from edgellm.engine.model import Model
+from edgellm.engine.model import ContextSpec, Model
 from edgellm.engine.native import Stop
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
@@ -50,21 +50,20 @@ class Context(CachedSequences):
         if spec.reproducible:
             padding = spec.padding or padding_of(model, opened, partial(_fits, model, opened))
             opened = replace(opened, padding=padding)
-        asked = opened.native
         self.captured = None if capture is None else Recorder(capture, spec.n_seq, spec.unified)
         lazy = spec.lazy and capture is None and not spec.reproducible  # rows of a head alone are another pass
-        head = LMHead.open(model, asked.threads) if lazy else None
+        head = LMHead.open(model, opened.threads) if lazy else None
         self._lazy_head = None if head is None else LazyHead(head)
         observer = self.captured or self._lazy_head
-        owned = llama_api.open_context(model.owned, asked, callback=observer and observer.nodes.callback)
-        super().__init__(model, opened, NativeContext(owned, asked.threads, model.n_vocab), prompt_cache)
+        owned = llama_api.open_context(model.owned, opened, callback=observer and observer.nodes.callback)
+        super().__init__(model, opened, NativeContext(owned, opened.threads, model.n_vocab), prompt_cache)
         if spec.speculates and capture is None and model.speculator is not None:
-            self.speculator = model.speculator.beside(self.native, spec.n_ctx, asked, model.n_vocab)
+            self.speculator = model.speculator.open(self.native, opened)
         self._progress: Callable[[int, int, int], None] = lambda *_: None
         room = spec.n_ctx + (MOST_PADDING if spec.reproducible else 0)
         # The last layer's output holds only rows with logits.
         every = capture is not None and model.n_layer - 1 in (capture.stop_after, *capture.outputs)
-        self._batch = LlamaBatch(asked.rows, room, planes=model.position_planes, flag_all=every)
+        self._batch = LlamaBatch(opened.rows, room, planes=model.position_planes, flag_all=every)
         self._widths: Sequence[int] = ()
 
     @property
@@ -376,9 +375,8 @@ def _fits(model: Model, spec: OpenSpec, padding: Padding) -> bool:
     """Return whether logits do not depend on how ids are batched, with this padding. A recurrent state cannot drop
     rows of padding."""
     tried = ContextSpec(
-        TRIED_ROWS, n_batch=TRIED_ROWS, threads=spec.native.threads, exact=spec.exact, reproducible=True,
-        padding=padding,
-    )  # fmt: skip
+        TRIED_ROWS, n_batch=TRIED_ROWS, threads=spec.threads, exact=spec.exact, reproducible=True, padding=padding
+    )
     with Context(model, tried) as context:
 
         def decode(ids: Ids, position: int, outputs: int) -> Floats:
@@ -398,7 +396,7 @@ def padding_of(model: Model, spec: OpenSpec, fits: Callable[[Padding], bool], he
             (key, str(value)) for key, value in header.metadata.items() if key.startswith(header.architecture)
         )
         kinds = sorted({(one.kind, one.shape) for one in header.tensors})
-        how = f"{native.features().instructions} {spec.native.threads} {spec.native.cache_type} {head} {shape} {kinds}"
+        how = f"{native.features().instructions} {spec.threads} {spec.cache_type} {head} {shape} {kinds}"
         path = cache_dir() / "probed" / f"rows-{sha256(how.encode()).hexdigest()[:32]}.json"
         found = read_cached(path, lambda known: [Padding(*map(int, one)) for one in known])
         if found is None:

@@ -13,11 +13,11 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.context import Context, padding_of
-from edgellm.engine.context_spec import MOST_PADDING, TRIED_ROWS, ContextSpec, Padding, agree
 from edgellm.engine.graph_hooks import Capture
 from edgellm.engine.hardware import N_BATCH, QUANTISED
+from edgellm.engine.kv.row_padding import MOST_PADDING, TRIED_ROWS, Padding, agree
 from edgellm.engine.kv.sequences import SeqRows
-from edgellm.engine.model import Model
+from edgellm.engine.model import ContextSpec, Model
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed, InvalidOption
 
@@ -140,7 +140,7 @@ class Block:
     @property
     def threads(self) -> int:
         """The threads that compute."""
-        return self._context.spec.native.threads
+        return self._context.spec.threads
 
     def length(self, seq: int = 0) -> int:
         """Return the number of positions in a sequence's cache."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from edgellm import system
 from edgellm.engine import cores, native
 from edgellm.engine.hardware import CACHE_TYPES, DEFAULT_CACHE, Hardware, apply
+from edgellm.engine.kv.row_padding import Padding
 from edgellm.engine.native import Stop, abort_if_set, lib, no_abort
 from edgellm.engine.trial.probe import amx_failure
 from edgellm.engine.vocabulary import Floats, Ids
@@ -168,6 +169,15 @@ class NativeSpec:
     embeddings: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class OpenSpec(NativeSpec):
+    """A native context of sequences of `n_ctx` positions; `exact` as in `ContextSpec`, and the `padding` of passes."""
+
+    n_ctx: int = 0
+    exact: bool = False
+    padding: Padding | None = None
+
+
 def open_context(
     model: native.Owned, spec: NativeSpec, *, callback: Any = None, beside: native.Owned | None = None
 ) -> native.Owned:
@@ -215,7 +225,7 @@ class NativeContext:
         """Threads of a decode alone, and of the last decode: fewer if other threads computed at the same time."""
         self.shared = 0
         """Decodes that had fewer threads than a decode that is alone."""
-        self._n_vocab, self._address = n_vocab, 0
+        self.n_vocab, self._address = n_vocab, 0
         self._view = self.no_rows = np.empty((0, n_vocab), dtype=np.float32)
         """A view over the logits, kept between decodes: the buffer seldom moves, and never shrinks. Empty logits."""
         self._should_stop: Callable[[], bool] | None = None
@@ -269,9 +279,9 @@ class NativeContext:
         if not address:
             return self.no_rows
         if address != self._address or n > len(self._view):
-            buffer: Any = (ctypes.c_float * (n * self._n_vocab)).from_address(address)
+            buffer: Any = (ctypes.c_float * (n * self.n_vocab)).from_address(address)
             buffer.context = owned
-            self._view = np.frombuffer(buffer, dtype=np.float32).reshape(n, self._n_vocab)
+            self._view = np.frombuffer(buffer, dtype=np.float32).reshape(n, self.n_vocab)
             self._view.flags.writeable = False
             self._address = address
         return self._view[:n]

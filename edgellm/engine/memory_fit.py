@@ -17,13 +17,12 @@ from typing import TypeAlias, TypeVar
 from edgellm import system
 from edgellm.engine import native
 from edgellm.engine.context import Context
-from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf import memory
 from edgellm.engine.gguf.memory import cache_bytes_per_token, model_bytes, recurrent_state_bytes
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
-from edgellm.engine.model import LoadSpec, Model, speculator_module
+from edgellm.engine.model import ContextSpec, LoadSpec, Model, speculator_module
 from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import InvalidOption, MemoryShort
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.cores import minimum_times, plausible_times
 from edgellm.engine.gguf.cuttable import DENSE_LEAD, SLIVER, check_cuttable, cut_bytes, cut_points, largest_part
 from edgellm.engine.gguf.memory import Dimensions, text_layers
@@ -26,7 +25,7 @@ from edgellm.engine.gguf.reader import F16, F32, TENSOR_TYPES, ModelFile, Tensor
 from edgellm.engine.gguf.writer import NewTensor, entry, portions, zeros
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.layer_block import Block
-from edgellm.engine.model import LoadSpec, Model
+from edgellm.engine.model import ContextSpec, LoadSpec, Model
 from edgellm.engine.vocabulary import Floats
 from edgellm.errors import InvalidOption, ModelUnsupported
 

@@ -17,8 +17,7 @@ from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
 
 if TYPE_CHECKING:
-    from edgellm.engine.context_spec import OpenSpec
-    from edgellm.engine.llama_api import NativeContext
+    from edgellm.engine.llama_api import NativeContext, OpenSpec
     from edgellm.engine.model import Model
     from edgellm.engine.speculators.speculator import Speculator
 
@@ -145,15 +144,14 @@ class CachedSequences(ABC):
     def __init__(self, model: Model, spec: OpenSpec, context: NativeContext, prompts: PromptCache | None) -> None:
         """Manage the cache of `context`. Raises ModelUnsupported: the model keeps none."""
         self.model, self.spec, self.native = model, spec, context
-        asked = spec.native
         self._cache = KVCache(
-            model.owned, context, asked.sequences, model.architecture,
-            trusted="rollback" not in model.faults, whole_window=asked.whole_window,
+            model.owned, context, spec.sequences, model.architecture,
+            trusted="rollback" not in model.faults, whole_window=spec.whole_window,
         )  # fmt: skip
         if not self._cache.exists:
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
-        self._prompts, self._epochs = prompts, [0 if prompts is None else prompts.epoch] * asked.sequences
-        self._sequences = Sequences(asked.sequences, spec.n_ctx)
+        self._prompts, self._epochs = prompts, [0 if prompts is None else prompts.epoch] * spec.sequences
+        self._sequences = Sequences(spec.sequences, spec.n_ctx)
         self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
 
     @abstractmethod
@@ -168,12 +166,12 @@ class CachedSequences(ABC):
     @property
     def n_seq(self) -> int:
         """Sequences."""
-        return self.spec.native.sequences
+        return self.spec.sequences
 
     @property
     def n_batch(self) -> int:
         """Rows of a batch."""
-        return self.spec.native.rows
+        return self.spec.rows
 
     @property
     def recurrent(self) -> bool:
@@ -195,9 +193,9 @@ class CachedSequences(ABC):
 
     def _kind(self) -> str:
         """Return a name for all that a sequence's state depends on besides the model."""
-        asked = self.spec.native
+        spec = self.spec
         by_length = any("rope_factors_long" in tensor.name for tensor in self.model.header.tensors)
-        return f"{native.commit()} {asked.cache_type} {asked.flash} {self.spec.n_ctx if by_length else ''}"
+        return f"{native.commit()} {spec.cache_type} {spec.flash} {spec.n_ctx if by_length else ''}"
 
     def cached(self, seq: int = 0) -> Ids:
         """Return the ids in a sequence's cache, shape (length,), as a read-only view until the sequence changes."""
@@ -256,7 +254,7 @@ class CachedSequences(ABC):
     def branch(self, src: int, dst: int) -> None:
         """Make sequence `dst` a copy of `src`; no keys or values are copied, unless `src` has to be read again. Raises
         InvalidOption: the context is not unified, or a sequence does not exist."""
-        if not self.spec.native.unified:
+        if not self.spec.unified:
             raise InvalidOption(
                 "Sequences of a context with separate buffers cannot branch.", "Open the context with unified=True."
             )
@@ -336,7 +334,7 @@ class CachedSequences(ABC):
         cells of a sliding window alone, which come back in other places, where sums round otherwise."""
         if self.spec.padding is not None and self.model.window:
             return range(0)
-        return range(1 if self.spec.native.unified else self.n_seq)
+        return range(1 if self.spec.unified else self.n_seq)
 
     def _restored(self, cache: PromptCache, ids: Ids, common: int, seq: int) -> int:
         """Restore a kept sequence that shares more of `ids` (n,) than the `common` first ids, if that saves reading;

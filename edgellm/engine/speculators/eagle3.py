@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm.engine import llama_api, native
+from edgellm.engine import native
 from edgellm.engine.gguf.memory import text_layers
 from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile
 from edgellm.engine.gguf.writer import PADDING, token_count, token_texts
 from edgellm.engine.hardware import Hardware
-from edgellm.engine.speculators.speculator import WINDOW, Speculator, SpeculatorModel, StateFunctions, Trunk, rows_at
+from edgellm.engine.llama_api import NativeContext, OpenSpec, load_model, open_context
+from edgellm.engine.speculators.speculator import (
+    WINDOW,
+    Speculator,
+    SpeculatorModel,
+    StateFunctions,
+    rows_at,
+    spec_beside,
+)
 from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import EngineFailed, ModelUnsupported
 
@@ -85,24 +93,23 @@ class Eagle3Head(Speculator):
     """An EAGLE-3 head beside one context of its verifier."""
 
     def __init__(
-        self, model: native.Owned, trunk: Trunk, layers: tuple[int, ...], *, n_layer: int, width: int, states: int
+        self, model: native.Owned, header: GgufHeader, n_layer: int, trunk: NativeContext, spec: OpenSpec
     ) -> None:
-        """Open a head with rows of `width` numbers that reads the inputs of `layers`, rows of `states` numbers. Layer
-        `n_layer` stands for the last layer's output. Raises EngineFailed: llama.cpp cannot reserve the memory."""
-        self._layers, self._n_layer = layers, n_layer
-        spec = trunk.beside()
-        owned = llama_api.open_context(model, spec, beside=trunk.context.owned)
+        """Open a head, whose file has this `header`. Layer `n_layer` stands for the last layer's output. Raises
+        EngineFailed: llama.cpp cannot reserve the memory."""
+        self._layers, self._n_layer = target_layers(header), n_layer
+        owned = open_context(model, spec_beside(spec), beside=trunk.owned)
         # llama.cpp computes logits of all rows but returns the first rows' results: the last row is computed alone.
-        super().__init__(trunk, owned, states=len(layers) * states, inputs=width, rows=spec.rows, every=False)
-        pointer = trunk.context.owned.pointer
-        for layer in layers:
+        states = len(self._layers) * header.number("target_hidden_size")
+        super().__init__(trunk, spec, owned, states=states, inputs=header.number("embedding_length"), every=False)
+        for layer in self._layers:
             if layer < self._n_layer:
-                self._functions.keep_inputs(pointer, layer, True)
+                self._functions.keep_inputs(trunk.owned.pointer, layer, True)
             else:
-                self._functions.keep(pointer, True, False)
+                self._functions.keep(trunk.owned.pointer, True, False)
 
     def _addresses(self) -> list[int | None]:
-        known, pointer = self._functions, self._trunk.context.owned.pointer
+        known, pointer = self._functions, self._trunk.owned.pointer
         return [
             known.inputs(pointer, layer) if layer < self._n_layer else known.states(pointer) for layer in self._layers
         ]
@@ -125,9 +132,7 @@ class Eagle3Model(SpeculatorModel):
 
     def __init__(self, owned: native.Owned, file: ModelFile, n_layer: int) -> None:
         """Take over the loaded weights of `file`, a head for a verifier of `n_layer` layers."""
-        self._owned, self._layers, self._n_layer = owned, target_layers(file.header), n_layer
-        self._width = file.header.number("embedding_length")
-        self._states = file.header.number("target_hidden_size")
+        self._owned, self._header, self._n_layer = owned, file.header, n_layer
         self.name = f"the EAGLE-3 head {file.path.name}"
 
     @classmethod
@@ -135,12 +140,10 @@ class Eagle3Model(SpeculatorModel):
         """Load a head that drafts for `verifier`; `dry` as for `Model.load`. Raises ModelUnsupported: it does not fit
         the verifier, or llama.cpp cannot use it."""
         check_eagle3(file, verifier)
-        return cls(llama_api.load_model(file.path, hardware, dry=dry), file, text_layers(verifier.header))
+        return cls(load_model(file.path, hardware, dry=dry), file, text_layers(verifier.header))
 
-    def open(self, trunk: Trunk) -> Eagle3Head:
-        return Eagle3Head(
-            self._owned, trunk, self._layers, n_layer=self._n_layer, width=self._width, states=self._states
-        )
+    def open(self, trunk: NativeContext, spec: OpenSpec) -> Eagle3Head:
+        return Eagle3Head(self._owned, self._header, self._n_layer, trunk, spec)
 
 
 def check_eagle3(file: ModelFile, verifier: ModelFile) -> None:

@@ -5,11 +5,12 @@ llama.cpp computes it in a second context over the same model, from the states t
 
 from __future__ import annotations
 
-from edgellm.engine import llama_api, native
+from edgellm.engine import native
 from edgellm.engine.gguf.memory import mtp_layers, text_layers
 from edgellm.engine.gguf.reader import GgufHeader
+from edgellm.engine.llama_api import NativeContext, OpenSpec, open_context
 from edgellm.engine.native import lib
-from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, StateFunctions, StateWindow, Trunk
+from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, StateFunctions, StateWindow, spec_beside
 from edgellm.engine.trial.probe import MTP
 
 STATES_OF_LAST_ROWS = frozenset(("qwen3next", "step35"))
@@ -39,17 +40,16 @@ def unusable(header: GgufHeader) -> str:
 class MtpLayer(Speculator):
     """The MTP layer beside one context."""
 
-    def __init__(self, model: native.Owned, trunk: Trunk, *, every: bool) -> None:
+    def __init__(self, model: native.Owned, trunk: NativeContext, spec: OpenSpec, *, every: bool) -> None:
         """Open the layer of `model`. `every` as for `Speculator`: see `STATES_OF_LAST_ROWS`. Raises EngineFailed:
         llama.cpp cannot reserve the memory."""
         width = int(lib.llama_model_n_embd_out(model.pointer))
-        spec = trunk.beside(mtp=True)
-        owned = llama_api.open_context(model, spec)
-        super().__init__(trunk, owned, states=width, inputs=width, rows=spec.rows, every=every)
-        self._functions.keep(trunk.context.owned.pointer, True, False)
+        owned = open_context(model, spec_beside(spec, mtp=True))
+        super().__init__(trunk, spec, owned, states=width, inputs=width, every=every)
+        self._functions.keep(trunk.owned.pointer, True, False)
 
     def _addresses(self) -> tuple[int | None]:
-        return (self._functions.states(self._trunk.context.owned.pointer),)
+        return (self._functions.states(self._trunk.owned.pointer),)
 
     def _first(self, window: StateWindow) -> int:
         """Return the first position: a text's first token also has a row, with zeros as its state."""
@@ -72,5 +72,5 @@ class MtpModel(SpeculatorModel):
     def __init__(self, owned: native.Owned, architecture: str) -> None:
         self._owned, self._every = owned, architecture not in STATES_OF_LAST_ROWS
 
-    def open(self, trunk: Trunk) -> MtpLayer:
-        return MtpLayer(self._owned, trunk, every=self._every)
+    def open(self, trunk: NativeContext, spec: OpenSpec) -> MtpLayer:
+        return MtpLayer(self._owned, trunk, spec, every=self._every)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
+from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec, OpenSpec
 from edgellm.engine.native import Stop, lib
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import EngineFailed
@@ -138,25 +138,14 @@ class StateWindow:
 _ROWS = 64  # rows of a batch: llama.cpp reserves logits for each
 
 
-@dataclass(frozen=True, slots=True)
-class Trunk:
-    """The verifier's context, beside which a speculator is opened, with sequences of `n_ctx` positions, and its
-    parameters."""
-
-    context: NativeContext
-    n_ctx: int
-    spec: NativeSpec
-    n_vocab: int
-
-    def beside(self, *, mtp: bool = False) -> NativeSpec:
-        """Return the parameters of a context beside it."""
-        spec = self.spec
-        positions = self.n_ctx * spec.sequences
-        rows = max(spec.sequences, min(_ROWS, positions))
-        return NativeSpec(
-            positions, spec.sequences, rows, spec.threads, unified=spec.sequences == 1, cache_type=spec.cache_type,
-            flash=spec.flash, mtp=mtp,
-        )  # fmt: skip
+def spec_beside(trunk: OpenSpec, *, mtp: bool = False) -> NativeSpec:
+    """Return the parameters of a context beside the verifier's."""
+    positions = trunk.n_ctx * trunk.sequences
+    rows = max(trunk.sequences, min(_ROWS, positions))
+    return NativeSpec(
+        positions, trunk.sequences, rows, trunk.threads, unified=trunk.sequences == 1, cache_type=trunk.cache_type,
+        flash=trunk.flash, mtp=mtp,
+    )  # fmt: skip
 
 
 class Speculator(ABC):
@@ -165,23 +154,25 @@ class Speculator(ABC):
     Subclasses define a state, and the part of a state that enters a row.
     """
 
-    def __init__(self, trunk: Trunk, owned: native.Owned, *, states: int, inputs: int, rows: int, every: bool) -> None:
-        """Take over `owned`, the speculator's own context, which decodes up to `rows` rows at once. `states` is the
-        width of a trunk's state, `inputs` the width of a row's input and of the speculator's own states. `every`: all
-        rows of a batch have states, not only rows with logits.
+    def __init__(
+        self, trunk: NativeContext, spec: OpenSpec, owned: native.Owned, *, states: int, inputs: int, every: bool
+    ) -> None:
+        """Take over `owned`, the speculator's own context beside the `trunk`, the verifier's, which was opened by
+        `spec`. `states` is the width of a trunk's state, `inputs` the width of a row's input and of the speculator's
+        own states. `every`: all rows of a batch have states, not only rows with logits.
         """
-        n_seq = trunk.spec.sequences
+        n_seq, rows = spec.sequences, spec_beside(spec).rows
         self._trunk = trunk
-        self._context = NativeContext(owned, trunk.spec.threads, trunk.n_vocab)
+        self._context = NativeContext(owned, spec.threads, trunk.n_vocab)
         self._every, self._last_row = every, 0
         self._functions = StateFunctions.require()
         self._functions.keep(owned.pointer, True, not every)
-        self._batch = LlamaBatch(rows, trunk.n_ctx)
+        self._batch = LlamaBatch(rows, spec.n_ctx)
         self._inputs = np.zeros((rows, inputs), dtype=np.float32)
         self._native = self._batch.with_states(self._inputs)
         self._windows = [StateWindow(states) for _ in range(n_seq)]
         self._placed: list[tuple[int, int, int, int]] = []
-        self._ids = np.zeros((n_seq, trunk.n_ctx), dtype=np.int32)
+        self._ids = np.zeros((n_seq, spec.n_ctx), dtype=np.int32)
         # The speculator's cache is right for each sequence's positions from `begins` to `held`.
         self._begins, self._held, self._next = [0] * n_seq, [0] * n_seq, [0] * n_seq
 
@@ -297,10 +288,6 @@ class SpeculatorModel(ABC):
     """The speculator in words, for a sentence that tells what drafts."""
 
     @abstractmethod
-    def open(self, trunk: Trunk) -> Speculator:
-        """Return a speculator beside `trunk`, whose rows' states are kept from now on. Raises EngineFailed: llama.cpp
-        cannot reserve the memory."""
-
-    def beside(self, context: NativeContext, n_ctx: int, spec: NativeSpec, n_vocab: int) -> Speculator:
-        """Return a speculator beside a context, as `open`."""
-        return self.open(Trunk(context, n_ctx, spec, n_vocab))
+    def open(self, trunk: NativeContext, spec: OpenSpec) -> Speculator:
+        """Return a speculator beside the verifier's context `trunk`, opened by `spec`, whose rows' states are kept from
+        now on. Raises EngineFailed: llama.cpp cannot reserve the memory."""

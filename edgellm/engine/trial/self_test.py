@@ -16,13 +16,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edgellm.engine.context import Context
-from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.memory import cells
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.layer_block import Block
-from edgellm.engine.model import LoadSpec, Model
+from edgellm.engine.model import ContextSpec, LoadSpec, Model
 from edgellm.engine.trial.probe import AGAIN, EAGLE3, MTP
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EdgeError, EngineFailed
@@ -263,5 +262,5 @@ def _decode(model: Model, embeds: bool) -> None:
         with Context(model, ContextSpec(n_ctx=_POSITIONS, n_batch=_ROWS, flash=flash)) as context:
             context.decode(ids)
             context.decode(ids[:1])
-            if not context.spec.native.flash:
+            if not context.spec.flash:
                 return

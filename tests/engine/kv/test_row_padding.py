@@ -12,8 +12,8 @@ import pytest
 
 from edgellm.engine import Block, Context, ContextSpec, Floats, Ids, Model, SeqRows, cut
 from edgellm.engine.context import padding_of
-from edgellm.engine.context_spec import DEEP, PADDINGS, Padding, agree
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.kv.row_padding import DEEP, PADDINGS, Padding, agree
 from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.system import bundled_dirs
 
