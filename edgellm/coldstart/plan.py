@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-from edgellm.coldstart.costs import Device, ModelCosts, sending
+from edgellm.coldstart.costs import ANY_LAYERS, sending
 from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.problem import (
     Cut,
@@ -226,7 +226,8 @@ def plan(home: Home, stop: Stop = never) -> Plan:
         return _option(home, task, cut) if cut and makespan(task, cut) < penalty else None
 
     peak, disk = [device.flops for device in home.devices], [device.disk for device in home.devices]
-    loaded = best_single(warm(free)) if home.anywhere else None
+    anywhere = all(device.layers == ANY_LAYERS for device in home.devices)
+    loaded = best_single(warm(free)) if anywhere else None
     return Plan(
         home,
         _option(home, task, solution.cut),
@@ -363,7 +364,10 @@ def time_by_parts(home: Home, cut: Cut, size: int) -> float:
                 arrive[at] = free = max(free, arrive[at]) + float(hops[tokens])
         loads = (model.size(LayerRange(at, at + 1)) / devices[device].disk for at in range(first, first + count))
         loaded = list(accumulate(loads)) if home.cold else [0.0] * count  # eq. 19
-        work = [_layer(devices[device], model, tokens, sum(parts[: at + 1])) for at, tokens in enumerate(parts)]
+        work = [  # eq. 21: tokens of a part attend to all parts so far
+            float(model.shape.flops(tokens, sum(parts[: at + 1]))) / devices[device].speed(tokens)
+            for at, tokens in enumerate(parts)
+        ]
         head = model.head_flops / devices[device].speed(1) if last and model.head_flops else 0.0
         arrive = _leaving(arrive, loaded, work)
         arrive[-1] += head
@@ -376,7 +380,8 @@ def _leaving(arrive: Sequence[float], loaded: Sequence[float], work: Sequence[fl
     at, since, now = [0] * len(arrive), list(arrive), 0.0
     left = set(range(len(arrive)))
     while left:
-        ready = [(max(since[part], loaded[at[part]]), part) for part in left if _free(part, at)]
+        # A layer is free for a part once the part before has left it.
+        ready = [(max(since[part], loaded[at[part]]), part) for part in left if part == 0 or at[part - 1] > at[part]]
         soonest = max(now, min(moment for moment, _ in ready))
         part = min(part for moment, part in ready if moment <= soonest)
         now = since[part] = soonest + work[part]
@@ -384,13 +389,3 @@ def _leaving(arrive: Sequence[float], loaded: Sequence[float], work: Sequence[fl
         if at[part] == len(loaded):
             left.discard(part)
     return since
-
-
-def _free(part: int, at: Sequence[int]) -> bool:
-    """Return whether the part before has left the layer that this part needs next."""
-    return part == 0 or at[part - 1] > at[part]
-
-
-def _layer(device: Device, model: ModelCosts, tokens: int, context: int) -> float:
-    """Return the seconds for one layer (equation 21), for tokens that attend to `context` tokens."""
-    return float(model.shape.flops(tokens, context)) / device.speed(tokens)

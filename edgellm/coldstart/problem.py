@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.coldstart.costs import ANY_LAYERS, Device, Floats, Links, ModelCosts, sending
+from edgellm.coldstart.costs import Device, Floats, Links, ModelCosts, sending
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange, StageShare
 
@@ -282,11 +282,6 @@ class Home:
     def cut(self, shares: Sequence[StageShare]) -> Cut:
         """Return shares of devices of the home as the planner has them."""
         return tuple((self.names.index(share.name), len(share.layers)) for share in shares)
-
-    @property
-    def anywhere(self) -> bool:
-        """Return whether every device may load any layer."""
-        return all(device.layers == ANY_LAYERS for device in self.devices)
 
     def task(self) -> Task:
         """Return the planning problem, with the layers on any device, whatever it has; see `restrict_to_stored`."""

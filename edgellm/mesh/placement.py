@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from edgellm.coldstart.costs import ANY_LAYERS, Device, LayersOnDevice, Links, ModelCosts, TransformerShape
+from edgellm.coldstart.phases import Phases, plan_phases
 from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, format_seconds, plan, solve
 from edgellm.coldstart.problem import Home, MemoryOverhead, Stop, never, restrict_to_stored
 from edgellm.engine import Dimensions, ModelFile, dimensions
@@ -18,13 +18,8 @@ from edgellm.layer_range import LayerRange, StageShare
 from edgellm.storage.layer_pieces import grid, grid_lines
 
 if TYPE_CHECKING:
-    from edgellm.coldstart.phases import Phases
     from edgellm.rpc.layers import Worker
 
-COURSES = (
-    "edgellm.coldstart.phases",
-)  # fmt: skip
-"""The modules that plan a reply which begins with other shares than it ends with."""
 WAITED_SECONDS = 2.0
 """Seconds of planning for which devices or a reply wait: of phases, and of a new split after a loss."""
 TRYING = 1.0  # seconds in which a process of its own tries a new kind of piece
@@ -124,7 +119,8 @@ def place(
         impossible = error
     lacking = () if best is None else tuple(missing(home.model, best.advised.shares, home.devices))
     finish = partial(Placement, home, best=best, lacking=lacking, workers=workers, left_out=tuple(left_out))
-    if best is not None and not lacking and _whole(best.advised.shares, home.devices):
+    there = {one.name: one.layers for one in home.devices}
+    if best is not None and not lacking and all(there[one.name].takes(one.layers) for one in best.advised.shares):
         return finish(best.advised.shares, best.advised, best.choice, best.advice, unused=best.unused)
     try:
         now = plan(home, stop)
@@ -139,10 +135,8 @@ def place(
 
 def with_phases(placed: Placement, stop: Stop = never) -> Placement:
     """Return the placement with the course of a reply, which may begin with other shares."""
-    for course in COURSES:
-        if (phases := import_module(course).plan_phases(placed.home, placed.shares, stop)) is not None:
-            return replace(placed, shares=phases.first, phases=phases)
-    return placed
+    phases = plan_phases(placed.home, placed.shares, stop)
+    return placed if phases is None else replace(placed, shares=phases.first, phases=phases)
 
 
 def deploy_command(model: str, lacking: Iterable[Lacking], workers: Mapping[str, Worker]) -> str:
@@ -186,11 +180,6 @@ def first_cut(model: ModelCosts, shares: Sequence[StageShare], devices: Sequence
     return (
         f"Once before that, layers are cut out of the model's file ({', '.join(named)}), which takes {least} to {most}."
     )
-
-
-def _whole(shares: Sequence[StageShare], devices: Sequence[Device]) -> bool:
-    named = {one.name: one.layers for one in devices}
-    return all(named[share.name].takes(share.layers) for share in shares)
 
 
 def _named(shares: Sequence[StageShare]) -> str:

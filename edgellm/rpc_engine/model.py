@@ -12,13 +12,22 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from edgellm.engine import Floats, Ids, ModelFile, SeqRows
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
-from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
+from edgellm.errors import (
+    DeviceLost,
+    EdgeError,
+    InvalidOption,
+    MeshBroken,
+    PlanImpossible,
+    VerifierBusy,
+    VerifierUnavailable,
+)
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.rpc_engine.plan import MARGIN, rpc_costs
@@ -32,6 +41,7 @@ from edgellm.spec.verification import VerdictDeadline, VerdictWork
 from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import ColocatedVerifier, VerifierWorker
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _BLAME_SECONDS = 1.0  # wait for a session to report its loss, once llama.cpp has ended the process over it
 _CRASHES = 3  # crashes of the process in a row with no device at fault
@@ -129,15 +139,9 @@ class RpcModel:
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:
         """Decode rows. Raise VerifierBusy for a sequence that was lost, and MeshBroken."""
-        opened = self._required()
         if any(one.seq in self._stale for one in rows):
             raise self._away()
-        try:
-            with opened.order(sum(len(one.ids) for one in rows)) as process:
-                found = process.decode_rows(rows)
-        except DeviceLost as error:
-            self._lose(opened, error)
-            raise self._away() from None
+        found = self._asked(lambda process: process.decode_rows(rows), sum(len(one.ids) for one in rows))
         self._crashes = 0
         return found
 
@@ -153,14 +157,9 @@ class RpcModel:
 
     def sync(self, ids: Ids, seq: int = 0) -> int:
         """Sync a sequence. Raise VerifierBusy and MeshBroken."""
-        opened = self._required()
-        self._stale.discard(seq)
-        try:
-            with opened.order() as process:
-                return process.sync(ids, seq)
-        except DeviceLost as error:
-            self._lose(opened, error)
-            raise self._away() from None
+        if self._opened is not None:
+            self._stale.discard(seq)
+        return self._asked(lambda process: process.sync(ids, seq))
 
     def rollback(self, length: int, seq: int = 0) -> None:
         """Roll back. If the process has ended, the next decode says so."""
@@ -195,20 +194,20 @@ class RpcModel:
             opened.close()
 
     def _quietly(self, change: Callable[[ModelProcess], None], seq: int) -> None:
-        opened = self._opened
-        if opened is None or seq in self._stale:
-            return
+        if self._opened is not None and seq not in self._stale:
+            with suppress(VerifierUnavailable):
+                self._asked(change)
+
+    def _asked(self, ask: Callable[[ModelProcess], T], rows: int = 0) -> T:
+        """Return what `ask` returns for the process, as for `_Opened.order`. Raise VerifierBusy and MeshBroken."""
+        if (opened := self._opened) is None:
+            raise self._away()
         try:
-            with opened.order() as process:
-                change(process)
+            with opened.order(rows) as process:
+                return ask(process)
         except DeviceLost as error:
             self._lose(opened, error)
-
-    def _required(self) -> _Opened:
-        opened = self._opened
-        if opened is None:
-            raise self._away()
-        return opened
+            raise self._away() from None
 
     def _away(self) -> EdgeError:
         """Return why the model cannot be asked now."""

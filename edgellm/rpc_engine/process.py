@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine.context import Context
-from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.memory import mtp_layers
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import N_BATCH, Hardware
 from edgellm.engine.kv.sequences import SeqRows, Sequences
 from edgellm.engine.memory_fit import reckon
-from edgellm.engine.model import LoadSpec, Model
+from edgellm.engine.model import ContextSpec, LoadSpec, Model
 from edgellm.engine.trial.self_test import self_test
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import DeviceLost, EngineFailed

@@ -37,7 +37,7 @@ from edgellm.services.server.listener import (
     write_in_time,
 )
 from edgellm.sleeping import AWAKE
-from edgellm.state import private_folder, read_cached, write_cached
+from edgellm.state import keep_recent, private_folder, read_cached, write_cached
 
 MAX_SESSIONS = 4  # a process each
 _THIS_MACHINE = "own"
@@ -208,20 +208,15 @@ class TensorCache:
             write_cached(folder / _WHOLE, sizes)
 
     def _make_room(self, size: int, own: Path) -> bool:
-        """Remove the oldest files until there is room; return whether there is."""
-        files = sorted(
-            (file for folder in self._root.iterdir() if folder.is_dir() for file in _files(folder)),
-            key=lambda file: (file.is_relative_to(own), file.stat().st_mtime),
-        )
-        kept = sum(file.stat().st_size for file in files)
-        free = shutil.disk_usage(self._root).free
-        limit = (free + kept) // 2 if self._limit is None else self._limit
+        """Remove the oldest files until there is room, those of the folder `own` last; return whether there is."""
+        mine = _files(own)
+        others = [one for folder in self._root.iterdir() if folder.is_dir() and folder != own for one in _files(folder)]
+        kept, owned = (sum(file.stat().st_size for file in files) for files in ([*mine, *others], mine))
+        limit = (shutil.disk_usage(self._root).free + kept) // 2 if self._limit is None else self._limit
         if size > limit:
             return False
-        while kept + size > limit and files:
-            oldest = files.pop(0)
-            kept -= oldest.stat().st_size
-            oldest.unlink()
+        keep_recent(others, limit - size - owned)
+        keep_recent(mine, limit - size)
         return True
 
 

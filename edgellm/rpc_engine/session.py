@@ -23,7 +23,7 @@ from edgellm.rpc.channel import first_of, network_loop, run_in_network_loop
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc_engine.backend import HOST, STARTING_SECONDS
-from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, explained, lost
+from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, lost
 from edgellm.services.mesh_codec import check_engine
 
 RPC_CONTRACT = pb.DESCRIPTOR.services_by_name["RpcEngine"]
@@ -173,19 +173,7 @@ class RpcPort:
                 self._live.result()
 
     async def _run(self, serving: Future[int]) -> None:
-        error: EdgeError = lost(f"{self.name} has ended the session: without a word.")
-        try:
-            async with await self._endpoint.connect() as channel:
-                await self._hold(channel, serving)
-        except TimeoutError:
-            error = lost(f"{self.name} at {self._endpoint.address} does not answer.")
-        except grpc.aio.AioRpcError as failed:
-            error = lost(f"{self.name}: {explained(failed)}")
-        except EdgeError as failed:
-            error = failed
-        except Exception as failed:  # noqa: BLE001 - it would go unreported otherwise
-            _log.exception("the RPC session at %s", self._endpoint.address)
-            error = lost(f"{self.name}: {failed!r}.")
+        error, _ = await self._endpoint.hold(lambda channel: self._hold(channel, serving))
         if not serving.done():
             serving.set_exception(error)
         if not self._closed:

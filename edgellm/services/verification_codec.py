@@ -7,11 +7,10 @@ alone (`client/verifier_selection.py`).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
@@ -30,7 +29,7 @@ from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY,
 from edgellm.spec.protocols import HERE, Capabilities, Tenant, VerifyRequest
 from edgellm.spec.sampling import Choice, ModelSampling
 from edgellm.spec.types import NO_IDS, Chunk, Constraint, Ids, Logprobs, Penalties, Sampling, Verdict
-from edgellm.state import MALFORMED, write_state
+from edgellm.state import from_json, read_cached, write_cached
 from edgellm.system import cache_dir
 
 _MAX_AFTER = 64  # tokens that end a thought
@@ -310,19 +309,15 @@ class KeptGreeting:
     @classmethod
     def of(cls, device: DeviceID) -> KeptGreeting | None:
         """Return the kept greeting of a device's verifier, if any."""
-        try:
-            return cls(**json.loads(_kept(device).read_bytes()))
-        except (OSError, *MALFORMED):
-            return None
+        return read_cached(_kept(device), partial(from_json, cls))
 
     @property
     def reply(self) -> pb.HelloReply:
         return pb.HelloReply.FromString(bytes.fromhex(self.greeting))
 
     def keep(self, device: DeviceID) -> None:
-        with suppress(OSError):
-            if KeptGreeting.of(device) != self:
-                write_state(_kept(device), json.dumps(asdict(self)))
+        if KeptGreeting.of(device) != self:
+            write_cached(_kept(device), asdict(self))
 
     def info(self, ours: Vocabulary, where: str) -> VerifierInfo:
         """Return the description of the verifier. Raise VocabularyMismatch where it fits another vocabulary."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -12,12 +13,14 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from edgellm.errors import DeviceLost
+from edgellm.errors import DeviceLost, EdgeError, EngineFailed, ProtocolError
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of
 from edgellm.rpc.trust.handshake import dial
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,24 @@ class Endpoint:
             raise lost(f"{self.name} at {self.address} does not answer.") from None
         except grpc.aio.AioRpcError as error:
             raise lost(f"{self.name} at {self.address}: {explained(error)}") from None
+
+    async def hold(self, held: Callable[[grpc.aio.Channel], Awaitable[None]]) -> tuple[EdgeError, bool]:
+        """Connect, and await `held` over the channel; return why that has ended, and whether the device is at fault."""
+        try:
+            async with await self.connect() as channel:
+                await held(channel)
+        except TimeoutError:
+            return lost(f"{self.name} at {self.address} does not answer."), True
+        except grpc.aio.AioRpcError as error:
+            return lost(f"{self.name}: {explained(error)}"), error.code() is not grpc.StatusCode.ABORTED
+        except ProtocolError as error:
+            return lost(f"{self.name} violates the protocol: {error}"), True
+        except EdgeError as error:
+            return error, True
+        except Exception as error:  # noqa: BLE001 - it would go unreported otherwise
+            _log.exception("the stream to %s", self.address)
+            return EngineFailed(f"The reports of {self.name} could not be handled: {error!r}.", "Report this."), True
+        return lost(f"{self.name} has ended the session."), True
 
 
 def lost(what: str) -> DeviceLost:

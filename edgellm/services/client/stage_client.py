@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -12,16 +11,7 @@ import grpc
 import grpc.aio
 
 from edgellm.coldstart.costs import Device, LayersOnDevice
-from edgellm.errors import (
-    DeviceLost,
-    EdgeError,
-    EngineFailed,
-    InvalidOption,
-    LayersRefused,
-    NotPaired,
-    NotPermitted,
-    ProtocolError,
-)
+from edgellm.errors import DeviceLost, InvalidOption, LayersRefused, NotPaired, NotPermitted
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.mesh.fleet_profiler import parse_peer
 from edgellm.mesh.messages import AnswerDue, Order, StageAnswer, StageLost, StageSpec
@@ -33,13 +23,12 @@ from edgellm.rpc.layers import Worker, read_pieces, write_pieces
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, Timing, explained, lost
+from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, Timing
 from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import HOLDS, WORK, check_engine, read_event, write_order, write_work
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.storage.layer_pieces import LayerPiece
 
-_log = logging.getLogger(__name__)
 _WAITING = pb.Order(waiting=pb.Waiting()).SerializeToString()
 
 OwnPieces = Callable[[Collection[LayerRange]], Sequence[LayerPiece]]
@@ -146,23 +135,9 @@ class RemoteStageHost:
             self._link.send(order)
 
     async def _live(self, work: StageSpec, post: Post, waiting: Callable[[], bool]) -> None:
-        ended = StageLost(lost("it has ended the stage."))
-        try:
-            async with await self.endpoint.connect() as channel:
-                await self._hold(channel, work, post, waiting)
-        except TimeoutError:
-            ended = StageLost(lost(f"no answer from {self.endpoint.address}."))
-        except grpc.aio.AioRpcError as error:
-            ended = StageLost(lost(explained(error)), blamed=error.code() is not grpc.StatusCode.ABORTED)
-        except ProtocolError as error:
-            ended = StageLost(lost(f"it violates the protocol: {error}"))
-        except EdgeError as error:
-            ended = StageLost(error)
-        except Exception as error:  # noqa: BLE001 - it would go unreported otherwise
-            _log.exception("the stage at %s", self.endpoint.address)
-            ended = StageLost(EngineFailed(f"Its reports could not be handled: {error!r}.", "Report this."))
+        error, blamed = await self.endpoint.hold(lambda channel: self._hold(channel, work, post, waiting))
         if not self._closed:
-            post(ended)
+            post(StageLost(error, blamed))
 
     async def _hold(self, channel: grpc.aio.Channel, work: StageSpec, post: Post, waiting: Callable[[], bool]) -> None:
         """Hold the stage until it ends."""

@@ -174,13 +174,8 @@ def _sleeper(peer: Peer, vocabulary: str, wanted: str, least: TokenizerFit) -> C
     if kept is None or not (peer.wakes and peer.addresses and shared_networks(peer.cards)):
         return None
     reply, address = kept.reply, ModelAddress(peer.addresses[0], kept.asked)
-    fit = (
-        TokenizerFit.SAME
-        if vocabulary == reply.vocabulary.hex()
-        else TokenizerFit.TRANSLATED
-        if reply.tokenizer
-        else TokenizerFit.NONE
-    )
+    other = TokenizerFit.TRANSLATED if reply.tokenizer else TokenizerFit.NONE
+    fit = TokenizerFit.SAME if vocabulary == reply.vocabulary.hex() else other
     if fit < least or wanted not in ("", kept.asked, reply.model):
         return None
     reason = f"{peer.name} ({peer.id.short}) does not answer, and is woken up to verify: {reply.model}."
@@ -219,12 +214,9 @@ def _names(offers: Sequence[OfferedModel]) -> str:
 
 
 def _address(name: str) -> Address | None:
-    if ":" not in name:
-        return None
-    try:
+    with suppress(InvalidOption):
         return Address.parse(name)
-    except InvalidOption:
-        return None
+    return None
 
 
 def fit_of(ours: Vocabulary, trust: Trust, address: ModelAddress, device: DeviceID) -> TokenizerFit:
@@ -234,13 +226,12 @@ def fit_of(ours: Vocabulary, trust: Trust, address: ModelAddress, device: Device
     with suppress(EdgeError):
         try:
             RemoteVerifier(address, ours, trust=trust, device=device).close()
+            return TokenizerFit.SAME
         except VocabularyMismatch as mismatch:
             if mismatch.tokenizer:
                 with open_tokenizer(address, mismatch.tokenizer, trust=trust, device=device) as theirs:
                     alike = ours.match(theirs.vocabulary).different is None
                 return TokenizerFit.SAME if alike else TokenizerFit.TRANSLATED
-        else:
-            return TokenizerFit.SAME
     return TokenizerFit.NONE
 
 
@@ -274,7 +265,7 @@ def open_tokenizer(
     which is not kept; VerifierUnreachable, NotPermitted: it sends nothing; NotPaired, PairingRequired, IdentityClash:
     it is not a device that trusts this one, and is trusted; InvalidOption: there is no room to keep it; EngineFailed:
     its trial in a child process could not be made."""
-    path = _folder() / f"{sha256}.gguf"
+    path = _kept(sha256)
     if path.exists():
         with suppress(ModelCorrupt, ModelUnsupported):  # it is damaged, and fetched again
             model = load_tokenizer(path)
@@ -299,7 +290,11 @@ def open_tokenizer(
 
 def forget_tokenizer(sha256: str) -> None:
     with suppress(OSError):
-        (_folder() / f"{sha256}.gguf").unlink()
+        _kept(sha256).unlink()
+
+
+def _kept(sha256: str) -> Path:
+    return cache_dir() / "tokenizers" / f"{sha256}.gguf"
 
 
 def unusable(where: ModelAddress, why: str) -> ProtocolError:
@@ -352,7 +347,3 @@ def _refused(where: ModelAddress, error: grpc.aio.AioRpcError) -> EdgeError:
         f"The verifier at {where} does not send its tokenizer ({why.rstrip('.')}).",
         "Try again, or choose a draft model with the verifier's tokenizer.",
     )
-
-
-def _folder() -> Path:
-    return cache_dir() / "tokenizers"
