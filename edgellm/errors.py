@@ -6,7 +6,8 @@ Every message says what is wrong, with the value, and what to do next. `exit_cod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copyreg
+from typing import Any
 
 SAME_VERSION = "Run the same version of edgellm on both sides."
 """The next step when two devices do not understand each other."""
@@ -25,9 +26,9 @@ class EdgeError(Exception):
         self.what = what
         self.next_step = next_step
 
-    def __reduce__(self) -> tuple[Callable[..., EdgeError], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Return what pickle needs to restore the error, as `args` are not those of `__init__`."""
-        return _restored, (type(self), self.args, self.__dict__)
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ProfileStopped(EdgeError):
@@ -135,8 +136,8 @@ class ContextFull(EdgeError):
 class Stopped(EdgeError):
     """The computation was cancelled."""
 
-    def __init__(self, what: str = "The reply was cancelled.", next_step: str = "Send the prompt again.") -> None:
-        super().__init__(what, next_step)
+    def __init__(self) -> None:
+        super().__init__("The reply was cancelled.", "Send the prompt again.")
 
 
 class EngineFailed(EdgeError):
@@ -283,10 +284,3 @@ class MemoryShort(EdgeError):
     """A device has too little memory for its layers."""
 
     rpc_status = "FAILED_PRECONDITION"
-
-
-def _restored(kind: type[EdgeError], args: tuple[object, ...], state: Mapping[str, object]) -> EdgeError:
-    """Return an error as it was before it was pickled."""
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(state)
-    return error

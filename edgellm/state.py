@@ -65,16 +65,9 @@ def read_json(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX_BYTES
     return _parsed(path, lambda data: parse(json.loads(data)), read_state(path, max_bytes, links=links))
 
 
-def read_json_lines(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX_BYTES) -> list[_T] | None:
-    """Return the results of `parse` on the lines of a JSON Lines file, or None if there is no file."""
-    return _parsed(
-        path, lambda data: [parse(json.loads(line)) for line in data.splitlines()], read_state(path, max_bytes)
-    )
-
-
-def read_toml(path: Path, max_bytes: int = SMALL) -> dict[str, Any] | None:
+def read_toml(path: Path) -> dict[str, Any] | None:
     """Return the tables of a TOML file that the user writes, or None if there is none. Raise StateDamaged."""
-    return _parsed(path, lambda data: tomllib.loads(data.decode()), read_state(path, max_bytes, links=True))
+    return _parsed(path, lambda data: tomllib.loads(data.decode()), read_state(path, SMALL, links=True))
 
 
 def read_cached(path: Path, parse: Callable[[Any], _T]) -> _T | None:

@@ -24,7 +24,6 @@ from edgellm.state import (
     from_json,
     private_folder,
     read_json,
-    read_json_lines,
     read_state,
     read_toml,
     set_aside,
@@ -67,9 +66,8 @@ def test_what_is_damaged_is_one_error_and_stays(tmp_path: Path, damage: str, mon
     path, elsewhere = tmp_path / "own.json", tmp_path / "elsewhere.json"
     elsewhere.write_text("[1]")
     DAMAGES[damage](path)
-    for read in (read_json, read_json_lines)[: 1 if damage == "empty" else 2]:  # no line is no damage
-        with pytest.raises(StateDamaged, match=r"own\.json cannot be used: .{2,250}\. Move it away"):
-            read(path, lambda found: [float(one) for one in found], 1000)
+    with pytest.raises(StateDamaged, match=r"own\.json cannot be used: .{2,250}\. Move it away"):
+        read_json(path, lambda found: [float(one) for one in found], 1000)
     aside = set_aside(path)
     assert os.path.lexists(aside)
     DAMAGES[damage](path)

@@ -57,9 +57,12 @@ def main(words: Sequence[str] | None = None) -> None:
         made.error(f"there is no benchmark {unknown}: choose from {suites}, or see `python -m bench list`")
     match arguments.task:
         case "list":
-            print(_listed(some, arguments.json))
+            print(_listed(some, arguments.json), flush=True)
+        case "show" if arguments.json:
+            there = [one for one in some if results.place(one.suite, one.name).is_file()]
+            print(json.dumps({one.full_name: one.read_result() for one in there}, indent=1), flush=True)
         case "show":
-            print(_all_json(some) if arguments.json else "\n".join(one.shown() for one in some))
+            print("\n".join(one.shown() for one in some), flush=True)
         case _ if len(some) == 1:
             sys.exit(run(some[0], [*further, *(["--help"] if arguments.help else [])], arguments.quick, arguments.json))
         case _:
@@ -71,11 +74,6 @@ def _listed(some: Sequence[Benchmark], as_json: bool) -> str:
         return json.dumps({one.full_name: {"about": one.about, "page": one.page} for one in some}, indent=1)
     width = max(len(one.full_name) for one in some)
     return "\n".join(f"{one.full_name:{width}}  {one.about}{hardware.DESCRIBED[one.hardware]}" for one in some)
-
-
-def _all_json(some: Sequence[Benchmark]) -> str:
-    found = {one.full_name: one.read_result() for one in some if results.place(one.suite, one.name).is_file()}
-    return json.dumps(found, indent=1)
 
 
 def run(one: Benchmark, words: Sequence[str], quick: bool = False, as_json: bool = False) -> int:

@@ -11,10 +11,10 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 import typer
 
@@ -29,19 +29,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Only(NamedTuple):
-    names: tuple[str, ...] = ()
-    shown: str = ""
-
-
-def only(*names: str, shown: str = "") -> Any:
-    """Return the mark of a record of which a command has these fields alone, if any; `shown` stands for defaults."""
-    return _Only(names, shown)
-
-
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A record among a command's parameters, and the flags that the command has, by its fields' names."""
+    """A record among a command's parameters, and the flags that the command has, by its fields' names: all of them, or
+    those that the parameter is annotated with."""
 
     kind: type[Any]
     flags: Mapping[str, Flag]
@@ -49,11 +40,10 @@ class _Record:
     @classmethod
     def of(cls, annotation: Any) -> _Record | None:
         """Return the record that an annotation names; None for any other parameter."""
-        kind, only = get_args(annotation)[:2] if typing.get_origin(annotation) is Annotated else (annotation, _Only())
+        kind, *names = get_args(annotation) if typing.get_origin(annotation) is Annotated else (annotation,)
         if not (is_dataclass(kind) and isinstance(kind, type)):
             return None
-        flags = {name: one for name, one in flags_of(kind).items() if not only.names or name in only.names}
-        return cls(kind, {name: replace(one, shown=only.shown or one.shown) for name, one in flags.items()})
+        return cls(kind, {name: one for name, one in flags_of(kind).items() if not names or name in names})
 
     def parameters(self) -> Iterator[inspect.Parameter]:
         """Yield a parameter for each flag. Names in the types of other fields need not be imported."""

@@ -8,14 +8,14 @@ measurement.
 
 from __future__ import annotations
 
-import json
 import logging
 import platform
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter, time
@@ -28,9 +28,9 @@ from edgellm.engine import HEADS, Context, ContextSpec, LMHead, Model, ShouldSto
 from edgellm.engine.cores import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
 from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import Stop, default_threads, release_threads
-from edgellm.errors import StateDamaged, Stopped
+from edgellm.errors import Stopped
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve, DecodeCost
-from edgellm.state import MONTH, from_json, read_json, write_state
+from edgellm.state import MONTH, from_json, read_cached, write_cached
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
 from edgellm.system import cache_dir, processor
@@ -97,9 +97,7 @@ def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
 
 def read_curve(path: Path, device: str) -> CostCurve | None:
     """Return the curve stored for `device`; None if there is none, or it is damaged, impossible or too old."""
-    found = None
-    with suppress(StateDamaged):
-        found = read_json(path, lambda fields: from_json(StoredCurve, fields))
+    found = read_cached(path, partial(from_json, StoredCurve))
     if found is None or found.device != device or not 0.0 <= time() - found.taken <= MONTH:
         return None
     return found.curve if is_possible(found.curve) else None
@@ -107,8 +105,7 @@ def read_curve(path: Path, device: str) -> CostCurve | None:
 
 def write_curve(path: Path, curve: CostCurve, device: str) -> None:
     """Write a curve to disk. If that fails, it is measured again next time."""
-    with suppress(OSError):
-        write_state(path, json.dumps(asdict(StoredCurve(curve, time(), device))))
+    write_cached(path, asdict(StoredCurve(curve, time(), device)))
 
 
 class ModelCurve:

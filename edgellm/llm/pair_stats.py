@@ -192,7 +192,7 @@ def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool =
     return profile
 
 
-FIRST = ".first.jsonl"
+FIRST = ".first.json"
 """Ending of the file of first replies."""
 _LAST = 0.2  # weight of the last verdict's time
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from edgellm.errors import InvalidOption, ProfileStopped, StateDamaged, Stopped
+from edgellm.errors import InvalidOption, ProfileStopped, Stopped
 from edgellm.llm.engine import DrafterKind, PairEngine
 from edgellm.llm.pair_stats import FIRST, PairStats
 from edgellm.spec.gates.fitting import Run, Seen, build
@@ -22,7 +22,7 @@ from edgellm.spec.params import BUDGET_CHUNK, has, mechanism
 from edgellm.spec.protocols import Drafter, DraftRules, Gate, GenerationLimits, GenerationState, Verifier
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk, Decision, Ids, Notice, Round
-from edgellm.state import from_json, read_json_lines, write_state
+from edgellm.state import from_json, read_cached, write_state
 
 _ENOUGH = 64  # verified chunks that make a profile of a new pair
 
@@ -58,7 +58,7 @@ def profile_pair(
     terms = ProfileTerms(*known.hashes(), gamma, layers if measurable else ())
     searches = options.layers is None and measurable
     done = RunRecorder(
-        known.file(".progress.jsonl"),
+        known.file(".progress.json"),
         {**asdict(terms), "layers": list(terms.layers), "most": most, "lookup": options.context_lookup,
          "searches": searches, "version": VERSION,
          "prompts": hashlib.sha256(repr([prompt.tolist() for prompt in prompts]).encode()).hexdigest()},
@@ -143,7 +143,6 @@ _UNSAVED = Notice("What the pair's first replies show cannot be saved. It will b
 
 
 _EVERY = 20.0  # seconds between two writes of the observations
-_MAX_BYTES = 2**30
 
 
 def mean_importance(chunk: Chunk) -> tuple[float, ...]:
@@ -261,12 +260,13 @@ class RunRecorder:
 
     def __init__(self, path: Path | None, terms: Mapping[str, Any] | None = None) -> None:
         """Go on with the file at `path`, None: keep them only in memory. Runs under other `terms` are ignored."""
-        self._path, self._terms, self.runs = path, dict(terms or {}), list[Run]()
-        with suppress(StateDamaged, ValueError, TypeError, LookupError):
-            rows = path and read_json_lines(path, dict, _MAX_BYTES)
-            if rows and rows[0] == self._terms:
-                self.runs = [from_json(Run, row) for row in rows[1:]]
+        self._path, self._terms = path, dict(terms or {})
+        self.runs = (path and read_cached(path, self._runs)) or []
         self._written, self._written_at = len(self.runs), monotonic()
+
+    def _runs(self, rows: Any) -> list[Run]:
+        terms, *runs = rows
+        return [from_json(Run, row) for row in runs] if terms == self._terms else []
 
     @property
     def chunks(self) -> int:
@@ -285,7 +285,7 @@ class RunRecorder:
             return False
         if self._written < len(self.runs):
             try:
-                write_state(self._path, "\n".join(map(json.dumps, (self._terms, *map(asdict, self.runs)))))
+                write_state(self._path, json.dumps([self._terms, *map(asdict, self.runs)]))
             except OSError:
                 return False
             self._written, self._written_at = len(self.runs), monotonic()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
 from edgellm.spec.types import NO_IDS, Chunk, Floats, Verdict
 from edgellm.spec.verification import survives
 from edgellm.verifier.scheduler import Answer, Counters, Deliver, Job, MissingPrefix, Scheduler, Slice
+
+if TYPE_CHECKING:
+    from edgellm.verifier.extra_drafts import ExtraDrafts
 
 
 class ModelRunner(Protocol):
@@ -32,19 +35,12 @@ class ModelRunner(Protocol):
     def close(self) -> None: ...
 
 
-class ExtraDrafter(Protocol):
-    """A drafter of the tokens that a verifier writes alone, such as `verifier.extra_drafts.ExtraDrafts`."""
-
-    def draft(self, job: Job) -> Chunk: ...
-    def observe(self, drafted: int, tokens: int, seconds: float) -> None: ...
-
-
 class VerifierEngine:
     """An engine for verify requests, one per session at a time."""
 
     def __init__(
         self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], scheduler: Scheduler,
-        extra_drafts: ExtraDrafter | None = None,
+        extra_drafts: ExtraDrafts | None = None,
     ) -> None:  # fmt: skip
         """Compute on `runner`, which has `slots` sequences and is owned by the caller. `extra_drafts` drafts the extra
         tokens of a session that is alone; without it they are written one by one."""

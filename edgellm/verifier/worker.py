@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.kv.sequences import PromptCache
@@ -20,9 +20,12 @@ from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import Verdict
-from edgellm.verifier.engine import ExtraDrafter, ModelRunner, VerifierEngine
+from edgellm.verifier.engine import ModelRunner, VerifierEngine
 from edgellm.verifier.in_process import EXTRA_TOKENS
 from edgellm.verifier.scheduler import Answer, Counters, Deliver, MissingPrefix, Scheduler, SchedulerLimits
+
+if TYPE_CHECKING:
+    from edgellm.verifier.extra_drafts import ExtraDrafts
 
 _PROMPT = 64  # tokens of a prompt that are read at once, between tokens of other replies: most short prompts
 _TOGETHER = 3
@@ -69,7 +72,7 @@ class VerifierWorker(VerifierBackend):
 
     def __init__(
         self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None,
-        extra_drafts: ExtraDrafter | None = None,
+        extra_drafts: ExtraDrafts | None = None,
     ) -> None:  # fmt: skip
         """Take over `runner`, which has `slots` sequences; only who computes uses it, and `close` closes it.
         `extra_drafts` as for `VerifierEngine`."""

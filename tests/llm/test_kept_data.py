@@ -53,7 +53,7 @@ def _everything(profile: Profile) -> None:
     profile.save(folder / "words.json")
     replace(profile.without_words(), terms=replace(profile.terms, origin="first replies")).save(folder / "replies.json")
     profile.without_words().save(folder / "none.json")
-    write_state(folder / "pair.first.jsonl", SECRET)
+    write_state(folder / "pair.first.json", SECRET)
     write_state(cache_dir() / "curves" / "curve.json", SECRET)
     write_state(state_dir() / "logs" / "crash-1.log", SECRET)
     write_state(prompts_folder() / "model-hash.kv", SECRET)
@@ -189,7 +189,7 @@ def switched(request: pytest.FixtureRequest) -> Iterator[LLM]:
 def test_first_replies_are_kept_only_with_the_history(switched: LLM, keeps: bool) -> None:
     list(switched.reply("Where is my mug?", budget=0.5, max_tokens=8, retrieval="off"))
     path = profile_path(*[fingerprint(MODELS / "draft.gguf")] * 2)
-    assert path.with_name(f"{path.stem}.first.jsonl").exists() == keeps
+    assert path.with_name(f"{path.stem}.first.json").exists() == keeps
 
 
 def test_the_command_leaves_nothing_of_what_was_asked(

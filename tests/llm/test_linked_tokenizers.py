@@ -313,20 +313,6 @@ def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(retokenize
         assert ids(pair.reply(case(2), max_tokens=16, logprobs=2)) == wanted
 
 
-@pytest.mark.parametrize("name", ["other merges", AS_TEXT])
-def test_sampled_replies_are_the_verifiers_own_for_a_seed(retokenized: Retokenized, name: str) -> None:
-    draft, verifier = retokenized(name)
-    tested = accepted = 0
-    with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
-        for seed in range(8):
-            asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.5, "seed": seed, "retrieval": "off"}
-            reply = pair.reply(case(3), gate="always", gamma=4, **asked)
-            assert ids(reply) == ids(alone.reply(case(3), **asked))
-            tested += reply.summary.tested
-            accepted += reply.summary.accepted
-    assert accepted > tested // 4 > 5
-
-
 @pytest.mark.parametrize("name", ["other ids", "other merges", "a SentencePiece draft"])
 def test_the_middle_of_a_text_is_cut_without_losing_bytes(
     name: str, retokenized: Callable[[str], tuple[Path, Path]]

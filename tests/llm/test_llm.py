@@ -247,21 +247,6 @@ def sampled(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
     return f32_pair[0], with_sampling(f32_pair[1], folder / "verifier.gguf", temp=5.0, top_k=0, top_p=1.0)
 
 
-def test_replies_are_sampled_as_the_verifier_wants_and_a_seed_repeats_them(sampled: tuple[Path, Path]) -> None:
-    with LLM.open(*sampled, threads=1) as pair, LLM.open("none", sampled[1], threads=1) as alone:
-        assert pair.sampling == alone.sampling
-        assert (pair.sampling.temperature, pair.sampling.top_k) == (5.0, 0)
-        first, second = (pair.reply(case(6), max_tokens=24) for _ in range(2))
-        texts = [ids(first), ids(second)]
-        assert texts[0] != texts[1]
-        for reply, text in zip((first, second), texts, strict=True):
-            seed = reply.summary.seed
-            assert ids(pair.reply(case(6), max_tokens=24, seed=seed)) == text
-            assert ids(alone.reply(case(6), max_tokens=24, seed=seed)) == text, "drafts change nothing"
-            exact = edgellm.ReplyOptions(temperature=5.0, top_k=0, top_p=1.0, max_tokens=24, seed=seed)
-            assert ids(pair.reply(case(6), exact)) == text
-
-
 def test_a_served_verifier_says_what_its_model_wants(sampled: tuple[Path, Path], f32_pair: tuple[Path, Path]) -> None:
     with (
         Model.load(sampled[1]) as model,

@@ -143,7 +143,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
     assert profile is not None
     assert profile.terms.origin == "first replies"
     assert profile.terms.chunks >= enough
-    assert not list((home / "data" / "profiles").glob("*.jsonl"))
+    assert not list((home / "data" / "profiles").glob("*.first.json"))
     with LLM.open(*f32_pair, threads=1) as pair:
         heard: list[Explanation] = []
         reply = pair.reply(case(1), max_tokens=24, budget=0.2)
@@ -293,8 +293,8 @@ def test_progress_of_other_prompts_or_options_is_not_used(pair: LLM, home: Path)
     interrupt(pair, 2)
     assert interrupt(pair, 1, gamma=3).done == 1
     (file,) = (home / "data" / "profiles").iterdir()
-    assert len(file.read_text().splitlines()) == 2  # the terms and one prompt
-    file.write_text("{}\nnonsense")
+    assert len(json.loads(file.read_text())) == 2  # the terms and one prompt
+    file.write_text("[{}, nonsense")
     assert interrupt(pair, 0).done == 0
 
 

@@ -293,23 +293,6 @@ def test_a_verifier_that_shuts_down_is_not_asked_any_more(vocabulary: Vocabulary
         assert "not reachable" in lost(session)
 
 
-def test_a_verifier_that_went_and_came_back_is_asked_again(vocabulary: Vocabulary) -> None:
-    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
-        for ask in rounds:
-            if ask.round == 2:
-                _context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-            assert ask.position == 0 or ask.round == 4
-            yield verdict(ask.round, 5)
-
-    with asking(vocabulary, script) as session:
-        first = session.submit(TEXT, Chunk()).result()
-        assert "gone" in lost(session)
-        until(session.ready)
-        again = session.submit(TEXT, Chunk()).result()
-        session.submit(TEXT, Chunk()).result()
-    assert again.bytes_up > first.bytes_up // 2  # opened anew, with every token
-
-
 def test_a_vocabulary_that_changes_while_the_verifier_is_away_is_noticed(vocabulary: Vocabulary) -> None:
     """Another model is served at the same address after a restart: the device goes on alone."""
     hello: dict[str, Any] = {}

@@ -29,16 +29,16 @@ def write(session: Session, prompt: Ids, rounds: int, rng: np.random.Generator, 
     prefix, verdicts = prompt, []
     for _ in range(rounds):
         ids = rng.integers(0, n_vocab, size=rng.integers(0, 5), dtype=np.int32)
-        verdict = session.submit(prefix, Chunk(ids=ids), extra=int(rng.integers(0, 3))).result()
+        chunk = Chunk(ids=ids, retrieved=bool(len(ids) % 2))
+        verdict = session.submit(prefix, chunk, extra=int(rng.integers(0, 3))).result()
         verdicts.append(verdict)
         prefix = np.concatenate((prefix, ids[: verdict.accepted], verdict.tokens))
     return verdicts
 
 
 def same(one: list[Verdict], other: list[Verdict]) -> bool:
-    return [(v.accepted, v.tokens.tolist(), v.passes) for v in one] == [
-        (v.accepted, v.tokens.tolist(), v.passes) for v in other
-    ]
+    told = [[(v.accepted, v.tokens.tolist(), v.passes, v.plausible) for v in said] for said in (one, other)]
+    return told[0] == told[1]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.9, top_k=30, seed=11)], ids=["greedy", "sampling"])
@@ -51,36 +51,7 @@ def test_the_link_changes_nothing(
     here.close()
     there.close()
     assert same(got, wanted)
-
-
-def test_what_of_a_copied_chunk_may_still_come_is_said_over_the_link_too(
-    remote: RemoteVerifier, local: LocalVerifier, prompt: Ids, alone: Alone
-) -> None:
-    right = np.array(alone(prompt, 8), dtype=np.int32)
-    wrong = right.copy()
-    wrong[1] = 300 if right[1] != 300 else 301  # a random token
-    marks = []
-    for verifier in (local, remote):
-        session = verifier.open(GenerationState())
-        marks += [
-            session.submit(prompt, Chunk(ids=wrong, retrieved=copied)).result().plausible for copied in (True, False)
-        ]
-        session.close()
-    assert marks[0] == marks[2]
-    assert marks[0] is not None
-    assert marks[0][:2] == (True, False)
-    assert marks[1] is marks[3] is None
-
-
-def test_only_new_tokens_travel(remote: RemoteVerifier, prompt: Ids) -> None:
-    session = remote.open(GenerationState())
-    long = np.concatenate([prompt] * 8)
-    first = session.submit(long, Chunk()).result()
-    second = session.submit(np.concatenate((long, first.tokens)), Chunk()).result()
-    session.close()
-    assert first.bytes_up > len(long)
-    assert 0 < second.bytes_up < 30
-    assert 0 < second.bytes_down < 40
+    assert any(verdict.plausible for verdict in got)
 
 
 def test_a_prefix_that_goes_back_is_followed(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
@@ -91,22 +62,6 @@ def test_a_prefix_that_goes_back_is_followed(remote: RemoteVerifier, prompt: Ids
     session.close()
     assert verdict.tokens.tolist() == alone(prompt, 4)
     assert shorter.tokens.tolist() == alone(prompt[:5], 1)
-
-
-def test_an_evicted_session_is_rebuilt_from_resent_tokens(
-    remote: RemoteVerifier, server: VerifierServer, prompt: Ids, alone: Alone
-) -> None:
-    sessions = [remote.open(GenerationState()) for _ in range(server.sessions + 2)]
-    wanted = alone(prompt, 6)
-    before = server.counters.evictions
-    for step in range(6):
-        for session in sessions:
-            prefix = np.concatenate((prompt, np.array(wanted[:step], dtype=np.int32)))
-            verdict = session.submit(prefix, Chunk()).result()
-            assert verdict.tokens.tolist() == [wanted[step]]
-    for session in sessions:
-        session.close()
-    assert server.counters.evictions > before
 
 
 def test_a_verdict_that_nobody_waited_for_is_given_up(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
@@ -146,9 +101,6 @@ def test_connections_and_servers_come_and_go_without_a_trace(
                 session.close()
                 line.close()
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
-
-
-# --- a verifier that sleeps -------------------------------------------------------------------------------------------
 
 
 # --- the greeting -----------------------------------------------------------------------------------------------------

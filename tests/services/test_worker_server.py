@@ -1,13 +1,12 @@
-"""Workers over real sockets, most of them in processes of their own."""
+"""Workers over real sockets."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +22,6 @@ from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.protocols import GenerationState
-from testkit.processes.worker import WorkerProcess
-from tests.engine.logits import some_ids
 from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.folder import needed, reserve
 from tests.mesh.household import NOTHING, Cut, Whole, asker, even, logits_of, write
@@ -35,42 +32,15 @@ from tests.waiting import until
 __all__ = ["verifier_cut", "whole", "workers"]
 
 
-@pytest.fixture(scope="module")
-def processes(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[WorkerProcess]]:
-    workers = [WorkerProcess(f32_pair[1], tmp_path_factory.mktemp("worker")) for _ in range(4)]
-    for worker in workers:
-        worker.wait()
-    yield workers
-    for worker in workers:
-        worker.close()
-
-
-def opened(members: Sequence[RemoteDevice], work: StageSpec) -> Pipeline:
-    shares = even(work, [member.name for member in members])
-    return Pipeline([(m.stage_host(), replace(work, layers=s.layers)) for m, s in zip(members, shares, strict=True)])
-
-
-@pytest.mark.parametrize("n", [2, 4])
-def test_logits_through_processes_are_those_of_the_whole_model(
-    processes: list[WorkerProcess], verifier_cut: Cut, whole: Whole, n: int
-) -> None:
-    pipeline = opened([worker.member(str(at)) for at, worker in enumerate(processes[:n])], verifier_cut.work)
-    ids = some_ids(80, 2000)
-    whole.context.clear()
-    expected = whole.context.decode(ids[:40], outputs=8)
-    worst = np.abs(logits_of(pipeline, 0, 0, ids[:40], 8, rows=16) - expected).max()
-    for at in range(40, 80):
-        row = whole.context.decode(ids[at : at + 1])
-        worst = max(worst, np.abs(logits_of(pipeline, 0, at, ids[at : at + 1], 1) - row).max())
-    pipeline.close()
-    assert worst < 1e-4
-
-
 def test_rows_of_sixteen_bits_give_nearly_the_same(
-    processes: list[WorkerProcess], verifier_cut: Cut, whole: Whole
+    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole
 ) -> None:
     work = replace(verifier_cut.work, half=True)
-    pipeline = opened([worker.member(str(at)) for at, worker in enumerate(processes[:3])], work)
+    members = [RemoteDevice(Endpoint(str(at), worker.address)) for at, worker in enumerate(workers)]
+    shares = even(work, [member.name for member in members])
+    pipeline = Pipeline(
+        [(m.stage_host(), replace(work, layers=s.layers)) for m, s in zip(members, shares, strict=True)]
+    )
     whole.context.clear()
     expected = whole.context.decode(PROMPT, outputs=8)
     found = np.abs(logits_of(pipeline, 0, 0, PROMPT, 8) - expected).max()

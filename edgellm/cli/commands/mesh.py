@@ -186,9 +186,9 @@ class RunOptions(HomeOptions):
 @options.with_records
 def run(
     asked: RunOptions,
-    reply: Annotated[ReplyOptions, options.only("max_tokens", "temperature", "seed", "retrieval")],
+    reply: Annotated[ReplyOptions, "max_tokens", "temperature", "seed", "retrieval"],
     think: options.ThinkOptions,
-    display: Annotated[Display, options.only("as_json", "explain")],
+    display: Annotated[Display, "as_json", "explain"],
     hardware: options.MeshHardware,
     model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names),
     prompt: list[str] = typer.Argument(..., metavar="PROMPT"),

@@ -220,7 +220,7 @@ class DeployOptions:
 def deploy(
     ctx: typer.Context,
     asked: DeployOptions,
-    home: Annotated[HomeOptions, options.only("peer", "interface")],
+    home: Annotated[HomeOptions, "peer", "interface"],
     hardware: options.DeployHardware,
     model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names),
     as_json: options.AsJson = False,

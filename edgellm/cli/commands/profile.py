@@ -37,7 +37,7 @@ class MeasureOptions:
 
 @options.with_records
 def profile(
-    models: Annotated[options.PairOptions, options.only("draft", "verifier", "verifier_tier", "verifier_key_file")],
+    models: Annotated[options.PairOptions, "draft", "verifier", "verifier_tier", "verifier_key_file"],
     measure: MeasureOptions,
     hardware: options.HardwareOptions,
     prompts: Path = typer.Option(..., metavar="FILE"),

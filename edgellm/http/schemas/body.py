@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -20,20 +20,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgellm.http.schemas.errors import ApiError, invalid_request, is_json
-from edgellm.llm.tools.values import valid_text
 
 MAX_VALUES = 2**18  # values such as token ids of texts to embed
 MAX_NODES = 2**15  # lists, objects and members of objects, which cost far more than numbers
 MAX_DEPTH = 128  # lists and objects within each other
 _MARKS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[][{}:,]', re.DOTALL)  # texts, closed or not, and what is between values
 _READERS = ThreadPoolExecutor(2, thread_name_prefix="edgellm-bodies")  # more threads would starve the event loop
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+_LONE = re.compile(r"\\(?:\\|u(?i:d[89ab][0-9a-f]{2})\\u(?i:d[c-f][0-9a-f]{2})|(u(?i:d[89a-f][0-9a-f]{2})))")
+"""An escaped backslash, a whole surrogate pair, or, as its group, half of one: JavaScript cuts texts in the middle."""
 
 
-async def in_reader(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+async def in_reader(call: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
     """Return the result of `call`, run beside the event loop, as its time may depend on a body's size."""
-    return await asyncio.get_running_loop().run_in_executor(_READERS, lambda: call(*args, **kwargs))
+    return await asyncio.get_running_loop().run_in_executor(_READERS, call, *args)
 
 
 def check_json(data: bytes) -> None:
@@ -80,9 +81,8 @@ class BodyRoute(APIRoute):
             """Return a body as the route's handler takes it."""
             check_json(data)
             try:
-                found = json.loads(data.decode("utf-8-sig"))  # json could guess another encoding than was counted
-                if b"\\ud" in data.lower():  # JavaScript cuts texts in the middle of a character
-                    found = json.loads(valid_text(json.dumps(found, ensure_ascii=False)))
+                text = data.decode("utf-8-sig")  # json could guess another encoding than was counted
+                found = json.loads(_LONE.sub(lambda match: r"\ufffd" if match[1] else match[0], text))
             except json.JSONDecodeError as error:
                 fault = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}, "input": {}}
                 raise RequestValidationError([fault]) from error

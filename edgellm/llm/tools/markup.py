@@ -46,50 +46,50 @@ def made(name: str, arguments: Mapping[str, Any]) -> ToolCall | None:
         return None
 
 
-def _repeated(text: str, read: Callable[[str], tuple[ToolCall | None, str] | None]) -> Parsed:
-    """Return the calls that `read` finds one after the other: it returns the first one and the rest of the text."""
-    calls: list[ToolCall] = []
-    while (found := read(text)) is not None and found[0] is not None:
-        calls.append(found[0])
-        text = found[1]
-    return calls, text
+_First: TypeAlias = tuple[ToolCall | None, str] | None
+"""The first call of a text, if it is one, and the rest of the text."""
+
+
+def _repeated(read: Callable[[str, Mapping[str, Tool], bool], _First]) -> Parse:
+    """Return the reader of the calls that `read` finds one after the other."""
+
+    def parse(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
+        calls: list[ToolCall] = []
+        while (found := read(text, tools, ended)) is not None and found[0] is not None:
+            calls.append(found[0])
+            text = found[1]
+        return calls, text
+
+    return parse
 
 
 def headed(head: str) -> Parse:
     """Return the reader of calls whose arguments follow `head`, a pattern with the name in its first group."""
     pattern = re.compile(head + r"(?=\s*\{)", re.DOTALL)
 
-    def parse(text: str, _tools: Mapping[str, Tool], ended: bool) -> Parsed:
-        def read(text: str) -> tuple[ToolCall | None, str] | None:
-            if (found := pattern.match(text)) is None or (given := _object(text[found.end() :], ended)) is None:
-                return None
-            return made(found[1].strip(), given[0]), given[1]
+    @_repeated
+    def read(text: str, _tools: Mapping[str, Tool], ended: bool) -> _First:
+        if (found := pattern.match(text)) is None or (given := _object(text[found.end() :], ended)) is None:
+            return None
+        return made(found[1].strip(), given[0]), given[1]
 
-        return _repeated(text, read)
-
-    return parse
+    return read
 
 
-def tagged(text: str, _tools: Mapping[str, Tool], ended: bool) -> Parsed:
-    """Read calls of Hermes and Qwen: `<tool_call>` around a JSON object."""
-
-    def read(text: str) -> tuple[ToolCall | None, str] | None:
-        _, tag, behind = text.partition("<tool_call>")
-        found = _object(behind, ended) if tag else None
-        return None if found is None else (_call(found[0]), found[1])
-
-    return _repeated(text, read)
+@_repeated
+def tagged(text: str, _tools: Mapping[str, Tool], ended: bool) -> _First:
+    """Read a call of Hermes and Qwen: `<tool_call>` around a JSON object."""
+    _, tag, behind = text.partition("<tool_call>")
+    found = _object(behind, ended) if tag else None
+    return None if found is None else (_call(found[0]), found[1])
 
 
-def bare(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
-    """Read calls of Llama 3: JSON objects alone, separated by semicolons, perhaps after `<|python_tag|>`."""
-
-    def read(text: str) -> tuple[ToolCall | None, str] | None:
-        found = _object(text.lstrip("; \n").removeprefix("<|python_tag|>"), ended)
-        call = None if found is None else _call(found[0])
-        return None if found is None or call is None or call.name not in tools else (call, found[1])
-
-    return _repeated(text, read)
+@_repeated
+def bare(text: str, tools: Mapping[str, Tool], ended: bool) -> _First:
+    """Read a call of Llama 3: JSON objects alone, separated by semicolons, perhaps after `<|python_tag|>`."""
+    found = _object(text.lstrip("; \n").removeprefix("<|python_tag|>"), ended)
+    call = None if found is None else _call(found[0])
+    return None if found is None or call is None or call.name not in tools else (call, found[1])
 
 
 _MISTRAL = headed(r"\s*\[TOOL_CALLS\]\s*([^\[\]{]+?)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?")
@@ -159,23 +159,19 @@ def _depth(value: object) -> int:
 
 
 _HEAD = re.compile(r"\s*<\|tool_call>\s*call:\s*([^{}\n]+?)\s*(?=\{)")
-
 _END = re.compile(rf"\s*(?:{CALL_END})?")
 
 
-def gemma(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
-    """Read calls of Gemma 4, whose keys, and at times whose texts, have no quotation marks."""
-
-    def read(text: str) -> tuple[ToolCall | None, str] | None:
-        if (head := _HEAD.match(text)) is None:
-            return None
-        try:
-            values, end = LooseReader(text, bare=True, ended=ended).value(head.end(), Schema.of(tools.get(head[1])))
-        except (ValueError, RecursionError):
-            return None
-        return made(head[1], values), _END.sub("", text[end:], count=1)
-
-    return _repeated(text, read)
+@_repeated
+def gemma(text: str, tools: Mapping[str, Tool], ended: bool) -> _First:
+    """Read a call of Gemma 4, whose keys, and at times whose texts, have no quotation marks."""
+    if (head := _HEAD.match(text)) is None:
+        return None
+    try:
+        values, end = LooseReader(text, bare=True, ended=ended).value(head.end(), Schema.of(tools.get(head[1])))
+    except (ValueError, RecursionError):
+        return None
+    return made(head[1], values), _END.sub("", text[end:], count=1)
 
 
 @dataclass(frozen=True, slots=True)

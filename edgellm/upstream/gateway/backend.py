@@ -31,7 +31,6 @@ from edgellm.verifier.worker import VerifierBackend
 
 _BEATS = 4.0  # heartbeats per second: time counts as progress, as servers report none before they answer
 _FIRST = 0.1  # seconds of an answer, before others are known
-_REMEMBERED = 1024  # devices whose last server is known
 _SOONEST = 0.05  # least seconds before a device is asked to come back
 
 
@@ -139,18 +138,12 @@ class GatewayBackend(VerifierBackend):
         found = self._sessions.get(request.session)
         if found is None:
             home = self.pool.home(self._last.get(request.tenant.device))
-            self._remember(request.tenant.device, home)
+            self._last[request.tenant.device] = home
             home.join(1)
             salt = request.tenant.cache_salt  # Servers' caches get an unguessable one.
             salted = blake2b(salt.encode(), key=self._secret, digest_size=16).hexdigest() if salt else ""
             found = self._sessions[request.session] = _Reply(salted, home)
         return found
-
-    def _remember(self, device: str, server: PooledServer) -> None:
-        self._last.pop(device, None)
-        self._last[device] = server
-        if len(self._last) > _REMEMBERED:
-            del self._last[next(iter(self._last))]
 
     def _drop(self, session: _Reply) -> None:
         asked, session.asked = session.asked, None
@@ -167,7 +160,7 @@ class GatewayBackend(VerifierBackend):
             session.home.join(-1)
             server.join(1)
             session.home = server
-            self._remember(request.tenant.device, server)
+            self._last[request.tenant.device] = server
         text = session.texts.get(server)
         if text is None:
             text = session.texts[server] = UpstreamText(

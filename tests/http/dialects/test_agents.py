@@ -108,12 +108,6 @@ def test_what_agents_send_is_answered(
     assert not [text for text in texts if text not in writer.prompt]
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-def test_a_picture_in_the_last_question_is_refused(ask: Ask, path: str) -> None:
-    answer = ask("POST", path, {"messages": [A, {**U, "content": [IMAGE]}], "max_tokens": 4})
-    assert (answer.status, "The question has a part of type 'image'" in answer.error["message"]) == (400, True)
-
-
 @pytest.mark.parametrize(("path", "model"), [(CHAT, "gpt-4o-mini"), (MESSAGES, "claude-haiku-4-5-20251001"),
                                              (RESPONSES, "gpt-5-codex"), (OLLAMA, "gpt-oss")])  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])

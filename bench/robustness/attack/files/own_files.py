@@ -77,7 +77,7 @@ def sound_home(home: Path) -> None:
     draft, verifier = MODELS / "draft.gguf", MODELS / "verifier.gguf"
     profile = profile_path(fingerprint(draft), fingerprint(verifier))
     write_state(profile, (MODELS / "profile.json").read_bytes())
-    write_state(profile.with_name("pair.first.jsonl"), json.dumps(_FIRST) + "\n")
+    write_state(profile.with_name("pair.first.json"), json.dumps([{}, _FIRST]))
     api_key()
     web_certificate(http_folder(), ["desk.local"])
     first = LayerRange(0, 1)
@@ -100,7 +100,7 @@ _FIRST = {"verified": [_CHUNK], "alone": [], "confidence": [0.5], "draft_seconds
 
 
 def _load_first() -> None:
-    RunRecorder(next((trust_folder().parent / "profiles").glob("*.first.jsonl")))
+    RunRecorder(next((trust_folder().parent / "profiles").glob("*.first.json")))
 
 
 OWN = (
@@ -112,7 +112,7 @@ OWN = (
     Own("typed lines", "data/history/chats.sqlite3", lambda: typed_lines().recent(), users=True),
     Own("greatest age", "data/history/max-age", ("history", "keep")),
     Own("profile", "data/profiles/*.json", (*ASK, "--budget", "0.2"), users=True),
-    Own("first replies", "data/profiles/*.first.jsonl", _load_first),
+    Own("first replies", "data/profiles/*.first.json", _load_first),
     Own("paired devices", "data/trust/peers.json", ("peers",), users=True),
     Own("identity", "data/trust/identity.pem", ("peers",), users=True),
     Own("API key", "data/http/api-key", api_key, users=True),
@@ -141,7 +141,7 @@ def _value(at: float, changed: object) -> Callable[[Path], None]:
 
     def change(path: Path) -> None:
         try:
-            found = json.loads(path.read_bytes().splitlines()[0] if path.suffix == ".jsonl" else path.read_bytes())
+            found = json.loads(path.read_bytes())
             holder = next(value for value in (found, *_objects(found)) if isinstance(value, dict) and len(value) > 1)
             holder[list(holder)[int(at * len(holder))]] = changed
             path.write_text(json.dumps(found))
