@@ -218,6 +218,7 @@ def test_every_option_has_a_variable_of_its_own() -> None:
 
 FETCH = "Fetch it with: edgellm pull qwen3:8b (5.0 GB, Qwen/Qwen3-8B-GGUF:Q4_K_M)"
 TRAINED = "was trained for 1024. Give a --ctx-size"
+GATEWAY = "serve --role verifier --no-http --upstream http://127.0.0.1:9 -m edgellm-draft"
 REFUSED = {
     "frob": (2, "edgellm --help"),
     "ls --frob": (2, "edgellm ls --help"),
@@ -245,7 +246,6 @@ REFUSED = {
     "chat Hello --gate maybe": (2, "'auto', 'synera', 'confidence'"),
     "chat Hello --profile none.json": (1, "edgellm profile"),
     "chat Hello --context none.txt": (2, "none.txt cannot be read"),
-    "chat Hello --frobnicate": (2, "--frobnicate"),
     "chat Hello --ctx-size 999999": (2, TRAINED),
     "chat Hello -c": (2, "no conversation to continue"),
     "history show 90d": (2, "has no meaning"),
@@ -268,7 +268,13 @@ REFUSED = {
     "serve --role verifier --no-http --draft edgellm-draft": (2, "edgellm-draft is no EAGLE-3 head"),
     "serve --role verifier --no-http --sessions 0": (2, "--sessions"),
     "serve --role verifier --no-http --port 0 --ctx-size 999999": (2, TRAINED),
-    "serve --role verifier --no-http --upstream http://127.0.0.1:9 -m edgellm-draft --sessions 2": (2, "no meaning"),
+    "serve --upstream http://127.0.0.1:9": (2, "belongs to the role verifier"),
+    "serve --role verifier --no-http --upstream-tier score": (2, "--upstream-tier belongs to --upstream"),
+    "serve --role verifier --no-http --upstream http://127.0.0.1:9": (2, "needs a model with the server's tokenizer"),
+    f"{GATEWAY} --upstream-tier best": (2, "--upstream-tier is 'best'"),
+    f"{GATEWAY} --threads 2": (2, "--threads has no meaning with --upstream"),
+    f"{GATEWAY} --draft none": (2, "--draft has no meaning with --upstream"),
+    f"{GATEWAY} --sessions 2": (2, "no meaning"),
     "stop 9": (2, "No server of yours is running at port 9."),
     "service uninstall": (2, "The service is not installed."),
     # a home of devices
@@ -278,7 +284,7 @@ REFUSED = {
     "mesh plan nobody/nothing --preset csgo": (1, "edgellm pull nobody/nothing"),
     "mesh plan --preset csgo --tokens-in 0": (2, "--tokens-in"),
     "mesh plan --preset csgo --tokens-in 2000000": (1, "Choose a smaller model"),
-    "mesh plan --preset csgo --overlap some": (2, "--overlap"),
+    "mesh plan --preset home": (2, "Choose from csgo"),
     "mesh plan --preset csgo --threads 2": (2, "--threads has no meaning with described devices"),
     "mesh plan --preset csgo --ctx-size 512": (2, "--ctx-size needs a model file"),
     "mesh plan edgellm-verifier --ctx-size 100": (2, "1152 tokens in all do not fit into a context of 100"),

@@ -201,10 +201,6 @@ def test_each_reason_against_it(architectures: Architectures, monkeypatch: pytes
     assert "does not export" in mtp_obstacle(header)
 
 
-def test_this_llama_cpp_exports_the_functions() -> None:
-    assert StateFunctions.find() is not None
-
-
 @pytest.mark.parametrize("architecture", ["eagle3", "dflash", "gemma4-assistant"])
 def test_a_drafter_for_another_model_is_refused_by_name_before_loading(tmp_path: Path, architecture: str) -> None:
     path = tmp_path / "head.gguf"

@@ -244,14 +244,14 @@ def verdicts(verifier: Verifier, state: GenerationState, tokens: int, extra: int
     while len(text) < len(SHORT) + tokens:
         ahead = session.submit(text, Chunk()).result().tokens
         draft = np.append(ahead, np.array([9, 11], dtype=np.int32)).astype(np.int32)
-        found.append(session.submit(text, Chunk(draft), extra).result())
+        found.append(session.submit(text, Chunk(draft, retrieved=True), extra).result())
         text = np.concatenate((text, draft[: found[-1].accepted], found[-1].tokens)).astype(np.int32)
     session.close()
     return found
 
 
-def told(all_of_them: list[Verdict]) -> list[tuple[int, list[int]]]:
-    return [(verdict.accepted, verdict.tokens.tolist()) for verdict in all_of_them]
+def told(all_of_them: list[Verdict]) -> list[tuple[int, list[int], object]]:
+    return [(verdict.accepted, verdict.tokens.tolist(), verdict.plausible) for verdict in all_of_them]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgellm.engine import ModelFile
-from edgellm.errors import DeviceLost, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
+from edgellm.errors import DeviceLost, LayersCorrupt, NotPermitted, PairingRequired
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import deploy as deploying
 from edgellm.mesh.deploy import DeployPart, DeployProgress, deploy
@@ -162,13 +162,6 @@ def test_nothing_leaves_for_a_device_without_the_right_to_files(home: Home, send
     with pytest.raises(NotPermitted, match="edgellm peers grant"):
         send(("desk", 0, 5), ("phone", 6, 11))
     assert not home.stores["desk"].size
-
-
-def test_what_one_device_refuses_stops_no_other(home: Home, send: Send) -> None:
-    home.stores["desk"].limit = 10**6
-    full, done = send(("desk", 0, 5), ("phone", 6, 11))
-    assert isinstance(full.error, StoreFull)
-    assert done.error is None
 
 
 def test_a_remembered_manifest_that_is_wrong_is_forgotten(

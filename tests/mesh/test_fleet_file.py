@@ -8,7 +8,7 @@ import pytest
 
 from edgellm.engine import ModelFile
 from edgellm.errors import InvalidOption
-from edgellm.mesh.fleet_file import preset, read_fleet
+from edgellm.mesh.fleet_file import read_fleet
 from edgellm.mesh.placement import model_costs
 from edgellm.state import SMALL
 
@@ -87,14 +87,6 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidOption, match="cannot be used"):
         read_fleet(tmp_path / "x.toml")
-
-
-def test_presets() -> None:
-    found = preset("csgo")
-    assert len(found.devices) == 4
-    assert found.model is not None
-    with pytest.raises(InvalidOption, match="Choose from csgo"):
-        preset("home")
 
 
 def test_a_gguf_is_read_as_it_is_quantised(verifier_path: Path) -> None:

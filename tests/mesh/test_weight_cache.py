@@ -13,7 +13,7 @@ from edgellm import system
 from edgellm.engine import Model, ModelFile, check_gguf, costs_of
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.errors import InvalidOption, LayersMissing, MemoryShort, ModelUnsupported
+from edgellm.errors import InvalidOption, LayersMissing, MemoryShort
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import weight_cache
 from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, StoredLayers, WholeModel, require
@@ -157,15 +157,6 @@ def test_a_file_is_in_use_until_it_is_no_longer_loaded(verifier_cut: Cut, tmp_pa
     cache.give_back(second)
     cache.evict_unused(everything=True)
     assert (store.clean().in_use, store.size) == (0, 0)
-
-
-def test_an_architecture_that_depends_on_the_layer_is_refused_by_name(tmp_path: Path) -> None:
-    from tests.engine.test_cuttable import arch
-
-    path = tmp_path / "model.gguf"
-    path.write_bytes(arch(b"gemma3n"))
-    with pytest.raises(ModelUnsupported, match="layers of this gemma3n model cannot be cut"):
-        WholeModel(ModelFile.open(path))
 
 
 def test_caches_and_batches_count_before_anything_is_loaded(verifier_cut: Cut) -> None:

@@ -8,22 +8,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from testkit.network.home import GROUPS, Spec, Throttled, cores, home, why_not
+from testkit.network.home import GROUPS, Spec, Throttled, home, why_not
 
 SPECS = (
     Spec("laptop", up=100, down=100),
     Spec("desk", up=80, down=160, disk=40, cpu=1.0),
     Spec("phone", up=24, down=48, disk=12, cpu=0.4),
 )
-
-
-def test_every_machine_gets_cores_that_have_its_share_left() -> None:
-    specs = [Spec("a", cpu=0.6), Spec("b", cpu=0.5), Spec("c", cpu=0.4), Spec("d"), Spec("e", cpu=0.5)]
-    among = cores(specs, 2)
-    assert among[3] == [0, 1], "without a limit it sees them all"
-    taken = [sum(spec.cpu for spec, seen in zip(specs, among, strict=True) if seen == [core]) for core in (0, 1)]
-    assert max(taken) <= 1.0 + 1e-9
-    assert cores([Spec("a", cpu=1.5), Spec("b", cpu=0.5)], 4)[0] == [0, 1]
 
 
 @pytest.fixture(scope="module")

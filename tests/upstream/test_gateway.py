@@ -4,7 +4,6 @@ several servers fails."""
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -13,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from edgellm.cli.app import app
 from edgellm.engine import Model
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.errors import EdgeError, EngineFailed, InvalidOption, VerifierBusy, VerifierLost
+from edgellm.errors import EngineFailed, InvalidOption, VerifierBusy, VerifierLost
 from edgellm.llm import LLM
 from edgellm.services.server.gateway_server import GatewayServer
 from edgellm.spec.protocols import Tenant, VerifyRequest
@@ -366,22 +363,3 @@ def test_a_gateway_that_ends_says_so(sessions: Sessions, text: Model, houses: di
     sessions.backend.close()
     sessions.ask(4, prompt)
     assert all(isinstance(sessions.wait(session), EngineFailed) for session in (1, 2, 3, 4))
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["--upstream", "http://127.0.0.1:9"], "belongs to the role verifier"),
-        (["--role", "verifier", "--upstream-tier", "score"], "--upstream-tier belongs to --upstream"),
-        (["--role", "verifier", "--upstream", "http://127.0.0.1:9"], "needs a model with the server's tokenizer"),
-        (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--upstream-tier", "best"],
-         "--upstream-tier is 'best'"),
-        (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--threads", "2"],
-         "--threads has no meaning with --upstream"),
-        (["--role", "verifier", "--upstream", "http://127.0.0.1:9", "-m", "edgellm-draft", "--draft", "none"],
-         "--draft has no meaning with --upstream"),
-    ],
-)  # fmt: skip
-def test_words_that_make_no_gateway(words: list[str], what: str) -> None:
-    with pytest.raises(EdgeError, match=re.escape(what)):
-        CliRunner().invoke(app, ["serve", "--no-http", *words], catch_exceptions=False)
