@@ -1,7 +1,5 @@
 """Fixtures on the real bundled pair. Everything heavy is made once a session."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """llama.cpp's own batches, watched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

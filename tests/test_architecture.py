@@ -1,7 +1,5 @@
 """Rules of the architecture, checked on the source."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import re

@@ -1,7 +1,5 @@
 """No change makes the project larger than `tools/budget.toml` allows; one that makes it smaller lowers the limit."""
 
-from __future__ import annotations
-
 from tools.budget import limits, measured, runs
 
 

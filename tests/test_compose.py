@@ -1,8 +1,6 @@
 """The services of compose.yaml do together what its comment says. Docker is not needed: their commands run as processes
 here, on other ports, and the Dockerfile copies what the wheel needs."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

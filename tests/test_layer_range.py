@@ -1,7 +1,5 @@
 """What all packages share: ranges of layers, and errors that keep what they say."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

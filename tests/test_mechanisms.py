@@ -1,7 +1,5 @@
 """Each mechanism is a file or folder, and at most a line in a table: the rest works without it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

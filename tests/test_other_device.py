@@ -3,8 +3,6 @@
 Each group runs in a process of its own, because llama.cpp cannot forget a device.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

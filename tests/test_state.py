@@ -1,7 +1,5 @@
 """Files of edgellm's own, damaged in every way: reading ends at once, with what they hold or with one error."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """What differs between systems: each way on this one, and the fallback where it is missing."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

@@ -4,8 +4,6 @@ It goes into a new environment, which finds its dependencies in this one; `pytho
 installs those too.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Waiting until something holds: a busy machine may take its time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

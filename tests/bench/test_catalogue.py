@@ -1,7 +1,5 @@
 """Each declaration in `bench/suites.toml` is well-formed, and its result can be shown."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from importlib.util import find_spec

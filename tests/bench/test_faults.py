@@ -1,7 +1,5 @@
 """Replies over a link that goes wrong in every way. The long run is `python -m bench run robustness/faults`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

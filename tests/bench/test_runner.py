@@ -1,7 +1,5 @@
 """The runner: a cheap run of it, what it refuses, and the rule by which a result is stale."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The command line in this process, with a home of its own and a stdin that a test fills."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -34,7 +32,7 @@ class Done:
     out: str
     err: str
 
-    def told(self, *texts: str, code: int = 0) -> Done:
+    def told(self, *texts: str, code: int = 0) -> "Done":
         """This command line, which has ended with `code` and has printed these texts, line breaks apart."""
         said = " ".join(f"{self.out} {self.err}".split())
         assert self.code == code, said

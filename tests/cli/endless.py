@@ -1,7 +1,5 @@
 """`python -m tests.cli.endless ...` is `edgellm ...` with a model that never ends a reply."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator
 

@@ -1,7 +1,5 @@
 """Whatever happens, the user sees one clear line and a script sees the right exit code; pages of help lose nothing."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """`edgellm chat` on the bundled pair, and what is kept of it: `edgellm conversations` and `edgellm history`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from shutil import rmtree

@@ -1,7 +1,5 @@
 """A conversation: what it remembers, with a pair that only listens, and its commands, with the bundled pair."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the documentation shows is what the commands print."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable

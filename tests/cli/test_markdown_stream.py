@@ -1,7 +1,5 @@
 """Markdown while it is written: the screen at the end is the same however the text came, and no word is lost."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

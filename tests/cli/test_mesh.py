@@ -1,7 +1,5 @@
 """`mesh plan`, `peers`, `deploy` and `layers`, as a user has them with two workers; and the chart of a run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """`mesh run`, `chat --mesh` and `serve --role worker`: as a user would, also with a model in several files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack

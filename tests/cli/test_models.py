@@ -1,7 +1,5 @@
 """`catalog`, `pull`, `ls`, `show`, `rm`, `run` and `setup`, against a hub on loopback."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Options: records, what a setting says in a file, a variable or on the command line, hardware, and thoughts."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

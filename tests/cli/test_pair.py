@@ -1,8 +1,6 @@
 """`edgellm pair` and `peers`: two users, each with a home of their own, on one machine; what they then serve each other
 over mutual TLS; and `edgellm doctor`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A device that may only bring layers does not decide what a worker computes for another one."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import shutil

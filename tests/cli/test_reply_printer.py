@@ -1,7 +1,5 @@
 """A reply on its way to the screen, with a scripted model behind it; text that commands no terminal; and progress."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`edgellm serve` as a process of its own: asked by `edgellm chat` and over HTTP, listed, stopped, logging."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """`./start` and what it uses: what is missing is named, what fails is shown, what is done is not done again."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """A conversation at a real pseudo-terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """CSGO's equations and its setting, number by number; and devices as they were measured and as they are now."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Replies in phases: simulated times are those of the formulas, and moving is planned only where it pays."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The fast planner finds what Algorithm 1 finds, and what it proves is so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Faults put into a context's caches and logits on purpose, each of which llama.cpp has had or could have."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

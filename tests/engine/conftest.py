@@ -1,7 +1,5 @@
 """Small models with random weights, for shapes and templates that the bundled pair does not have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

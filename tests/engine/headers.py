@@ -1,7 +1,5 @@
 """Hand-made GGUF files, sound or not."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Ids to decode, and logits to compare with."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model

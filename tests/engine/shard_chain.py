@@ -1,7 +1,5 @@
 """Shards of a model one behind the other, and how far their logits are from those of the whole model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Contexts with a speculator, what it predicts, and changed headers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """AMX is used where a child process survives it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

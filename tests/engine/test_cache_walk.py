@@ -1,7 +1,5 @@
 """Random walks over the caches of a context end in the state of a fresh one."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgellm.engine import Model

@@ -1,7 +1,5 @@
 """The cache: whatever was decoded, rolled back or branched before, logits are those of a fresh context."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The limits of a context: what does not fit or is refused changes nothing, and memory goes when it should."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Threads that compute at the same time, in this process and in others, share the cores."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

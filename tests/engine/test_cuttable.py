@@ -1,7 +1,5 @@
 """Parts of models of every architecture that can be cut: in a chain they compute the logits of the whole model."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """An EAGLE-3 head predicts what its tensors say, from the states that its verifier hands over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the callback shows of a running graph."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

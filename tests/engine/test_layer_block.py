@@ -1,7 +1,5 @@
 """Sequences that go through a block together come out as if each had gone alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

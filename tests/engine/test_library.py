@@ -1,7 +1,5 @@
 """Which llama.cpp is taken, what is checked of it, and what is said of one that cannot be used."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

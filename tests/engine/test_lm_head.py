@@ -1,7 +1,5 @@
 """Logits that are computed when they are looked at: the same ones, and no more than are looked at."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a model will take is known before it is loaded, and what does not fit is refused with what would."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The MTP layer predicts what llama.cpp's own second context does, whatever was rolled back before."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Iterator

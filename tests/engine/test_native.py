@@ -1,7 +1,5 @@
 """The process around the engine: its log, its threads, its end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

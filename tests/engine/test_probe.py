@@ -1,7 +1,5 @@
 """Loading in a child process first: what ends the child is refused, and asked once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

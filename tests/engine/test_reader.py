@@ -1,7 +1,5 @@
 """Counts, lengths and offsets of a file are what its real length bears out; models in parts."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import struct

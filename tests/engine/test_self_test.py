@@ -1,7 +1,5 @@
 """What llama.cpp's cache gets wrong is found before the first reply, and avoided."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

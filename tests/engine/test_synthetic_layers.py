@@ -1,7 +1,5 @@
 """Layers of random weights: whatever the quantisation, they load, compute, and stay numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import repeat

@@ -1,7 +1,5 @@
 """Measurements on a busy machine: what disturbs some changes nothing, and what is impossible is not believed."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

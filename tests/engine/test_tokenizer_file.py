@@ -1,7 +1,5 @@
 """Files that are written here: a tokenizer alone, and weights in another type."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

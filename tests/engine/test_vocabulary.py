@@ -1,7 +1,5 @@
 """Vocabularies, tokenizers, and the loading of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path

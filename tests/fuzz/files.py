@@ -1,7 +1,5 @@
 """Decoders of data from users, files and announcements: names, lists, and GGUF headers, which llama.cpp then loads."""
 
-from __future__ import annotations
-
 import operator
 import os
 import random

@@ -1,7 +1,5 @@
 """The decoders of messages that arrive over a link, without the network."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

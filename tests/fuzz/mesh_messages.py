@@ -1,7 +1,5 @@
 """Decoders of messages between the devices of a mesh: orders, rows, reports, recipes, figures."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgellm.errors import ProtocolError

@@ -1,7 +1,5 @@
 """Mutation: random changes of bytes, and of values in messages."""
 
-from __future__ import annotations
-
 import math
 import random
 import struct

@@ -1,7 +1,5 @@
 """A reader of foreign data, bad input for it, and the outcome: inputs taken, refused, and strange ones."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """Whatever comes in is taken, or refused by an error of ours: messages, names, lists and headers, changed at random."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A server over the real pair, and a client for it."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Callable, Iterator

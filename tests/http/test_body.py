@@ -1,7 +1,5 @@
 """Bodies and their fields: limits before they are parsed, other servers' parameters, one fault."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The models of this machine behind one server, by name: each writes what it writes alone."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections import Counter

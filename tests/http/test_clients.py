@@ -1,7 +1,5 @@
 """Requests as clients send them: with fields that are unknown here, and turns that they have kept."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import date

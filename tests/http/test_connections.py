@@ -1,7 +1,5 @@
 """Clients that connect and then take their time: none of them keeps others out."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Conversations over HTTP: the command line's own, for whoever has the page's key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page over a mesh: what each device did for the last reply, beside what was planned."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

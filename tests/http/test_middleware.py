@@ -1,7 +1,5 @@
 """Requests that are refused, and what clients that show no key do not learn."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

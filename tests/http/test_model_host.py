@@ -1,7 +1,5 @@
 """Models are opened on demand, one at a time, and closed when idle or for the memory of others; never while in use."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

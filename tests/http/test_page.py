@@ -1,7 +1,5 @@
 """The page in a real browser, headless. `python -m tools.page_shots` makes pictures of its states."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Scripts of the page, in Node where it is there: what a tab keeps, and what the page sends of a conversation."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from importlib.resources import files

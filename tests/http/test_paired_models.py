@@ -1,7 +1,5 @@
 """Models of paired devices behind the server of this one: named like those here, and opened when they are named."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

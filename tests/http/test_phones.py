@@ -1,7 +1,5 @@
 """A phone gets a key to the page for a code from the user's screen, once, and loses it when it is revoked."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is written comes whole or in chunks, with what OpenAI's clients expect beside it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

@@ -1,7 +1,5 @@
 """A user's own servers are found by private files, asked with the user's key, and ended; no other process is."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Replies on their way: characters come whole, a client that leaves cancels them, and errors arrive mid-stream."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

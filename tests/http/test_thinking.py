@@ -1,7 +1,5 @@
 """Thoughts over HTTP: a field of their own in messages, deltas and usage, and switches in requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path

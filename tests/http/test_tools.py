@@ -3,8 +3,6 @@
 The bundled pair calls no tools, so a verifier writes a given text here; everything else is as it is.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

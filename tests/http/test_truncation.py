@@ -1,7 +1,5 @@
 """Conversations that are longer than the context: refused, or without their oldest turns where a client asks for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

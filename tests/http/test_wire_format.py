@@ -1,7 +1,5 @@
 """The JSON of every answer: its keys and their types; and the server does what its description says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """A child process answers, or an error says why it does not; and it is gone when it should be."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The process that renders templates cannot open or start anything, whatever runs in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

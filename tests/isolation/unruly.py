@@ -1,7 +1,5 @@
 """Functions of a child that does what it is told: one of the words below, or one between two `#`."""
 
-from __future__ import annotations
-
 import os
 import time
 

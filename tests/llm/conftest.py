@@ -1,7 +1,5 @@
 """The bundled pair with a small profile of its own, and a served verifier."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What works with a model is known from its header, and is what really happens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

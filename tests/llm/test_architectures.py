@@ -1,7 +1,5 @@
 """A pair of any architecture writes what its verifier writes alone, whatever kind of cache the two have."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

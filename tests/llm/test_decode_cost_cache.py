@@ -1,7 +1,5 @@
 """Cost curves on disk, which are measured while no reply is written, as files are hashed; no reply waits for either."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """What `edgellm doctor` finds on this machine and of devices that are not as they should be. On loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Replies by a JSON schema: valid, the verifier's own text with drafts and without, and no draft that is forbidden."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

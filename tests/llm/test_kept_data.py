@@ -1,7 +1,5 @@
 """Everything that comes from prompts is forgotten when the user says so, and when it is too old."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import sys

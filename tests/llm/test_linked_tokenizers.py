@@ -1,7 +1,5 @@
 """A draft model for a verifier on another device that has another tokenizer: the text is the verifier's own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The Python API on the real bundled pair."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Probabilities that a reply tells are those of the model whose text it is, or are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """With everything verified the text is the verifier's own, whatever drafts it, by every rule of choice."""
 
-from __future__ import annotations
-
 import json
 from itertools import zip_longest
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Retrieval on the real pair: the text is the same, and what was replied before is copied."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

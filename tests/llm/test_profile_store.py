@@ -1,8 +1,6 @@
 """Profiles: made by command or from first replies, continued where they were interrupted, found by what the models are,
 refused where they do not fit."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a process has read, the next one need not read again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A speculator beside copies and a draft model: the text is the verifier's, and each choice has its reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

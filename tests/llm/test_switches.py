@@ -1,7 +1,5 @@
 """Each switch alone, on the real pair; and with everything verified no switch changes a token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Thoughts of real models: forced by a limit, or by a script, as no small model was trained to think."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models cut into layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

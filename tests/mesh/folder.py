@@ -1,7 +1,5 @@
 """Layers of models in a folder: where the tests keep them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial

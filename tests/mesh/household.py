@@ -1,7 +1,5 @@
 """A model cut into layers, and devices that hold them, in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Devices are lost at any moment, and the text is the same as without; also where this device judges drafts."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence

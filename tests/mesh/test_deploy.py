@@ -1,7 +1,5 @@
 """Deploying: each device gets what it lacks, once, whatever happens to the lines."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Iterator

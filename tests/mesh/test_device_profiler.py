@@ -1,7 +1,5 @@
 """Devices measure themselves and their lines, keep what they found, and know when that no longer holds."""
 
-from __future__ import annotations
-
 import errno
 import json
 import time

@@ -1,7 +1,5 @@
 """The best split over what the devices have, before a reply and after a loss, and what would have to be brought."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import permutations
 from typing import Literal

@@ -1,7 +1,5 @@
 """Who goes through a block next and in whose company, where each gets what it would get alone."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Stages in a row compute what the whole model does, also while they load; and what is not taken from their word."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

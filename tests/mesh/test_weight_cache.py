@@ -1,7 +1,5 @@
 """Layers in memory, from a model or a store: shared, warm for a while, given back; and what computes them."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The code pair's files: one vocabulary, a profile that is theirs, and the verifier's own text on real code."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The text generator: seeded, split without overlap, and marking what has to be looked up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A home of three machines that are network namespaces: a and b share a network, c reaches a through a router."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

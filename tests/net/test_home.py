@@ -1,7 +1,5 @@
 """A home of throttled machines: measured, they are what was asked for, and layers come to where they are used."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack

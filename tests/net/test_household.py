@@ -3,8 +3,6 @@
 Real processes in network namespaces; what one machine announces really crosses to the other.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Strangers at a pairing: one who leads it frame by frame, and one through whom it passes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

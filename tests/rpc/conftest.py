@@ -1,7 +1,5 @@
 """Two devices that are paired: `guest` may have drafts verified by `host`, and the other way round."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Doors to knock at: servers by mutual TLS with a secret behind them, and some that lie."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress

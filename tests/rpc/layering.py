@@ -1,7 +1,5 @@
 """A device that takes layers, by mutual TLS or on this machine, in this process's network loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial

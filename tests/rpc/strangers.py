@@ -1,7 +1,5 @@
 """Identities that edgellm would never make, for the tests of what must not get in."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

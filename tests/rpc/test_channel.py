@@ -1,7 +1,5 @@
 """Who may listen where."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Layers over the link: brought once, gone on with, and only by whom and as announced."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

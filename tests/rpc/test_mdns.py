@@ -1,7 +1,5 @@
 """What is announced on the network, and what is believed of it."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import ExitStack
 from types import SimpleNamespace

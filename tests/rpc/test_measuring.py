@@ -1,7 +1,5 @@
 """Measuring over the link: a device, the line to it, and its line to another one, which it dials."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -1,7 +1,5 @@
 """Two devices meet over real sockets; and everybody else who tries to."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator

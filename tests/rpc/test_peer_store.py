@@ -1,7 +1,5 @@
 """The list of paired devices, and their keys and certificates."""
 
-from __future__ import annotations
-
 import base64
 import json
 import stat

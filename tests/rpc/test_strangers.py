@@ -1,7 +1,5 @@
 """Who gets in by mutual TLS and who does not. Real servers and connections; each test names the guard it is about."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The processes of the RPC engine that this one has started."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import psutil

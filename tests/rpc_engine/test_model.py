@@ -1,8 +1,6 @@
 """A model that cannot be cut, over two paired workers by llama.cpp's RPC: its text, and what happens when one is
 lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Replies from a pair whose verifier is over llama.cpp's RPC, and which engine a model gets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

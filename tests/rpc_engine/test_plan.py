@@ -1,7 +1,5 @@
 """The plan over RPC: as good as the best of all ways, and what it says of one device alone and one model each."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """The process that holds a model: it decodes as this one does, says what goes wrong, and its end is an error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

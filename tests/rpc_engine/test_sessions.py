@@ -1,7 +1,5 @@
 """llama.cpp's RPC through a worker: who reaches a server, how long it lives, and what comes through."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A verifier on an f32 copy of the bundled one, served in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copyfile

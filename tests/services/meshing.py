@@ -1,7 +1,5 @@
 """Workers in this process, and a mesh over them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager

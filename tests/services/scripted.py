@@ -1,7 +1,5 @@
 """A verifier that misbehaves on purpose, for the device's side of every fault."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor

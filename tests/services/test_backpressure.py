@@ -1,7 +1,5 @@
 """A full verifier says when to come again; a device that does not read is dropped; neither holds the others up."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import socket

@@ -1,7 +1,5 @@
 """Models of further families over workers and real sockets: the text is the whole model's."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a device does when the verifier is slow, hangs, refuses, talks nonsense or goes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """A worker that lies or falls silent: the reply is written by the others, and no rows of it are passed on."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress

@@ -1,7 +1,5 @@
 """What crosses between the stages of a mesh arrives as it was, and nothing else is taken."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The real verifier for paired devices alone: replies over mutual TLS, and what becomes of them when trust ends."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """A verifier that sleeps in the middle of a reply, and machines that are kept awake while they work for others."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Records to messages and back; whatever else comes in is refused by name."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Whoever breaks the contract has the stream closed with a reason, and nobody else notices."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A verifier over the link says what the same verifier says in this process."""
 
-from __future__ import annotations
-
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor

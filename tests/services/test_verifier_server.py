@@ -1,7 +1,5 @@
 """A server's life: it starts, refuses what it may not do, and stops without losing what is in flight."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

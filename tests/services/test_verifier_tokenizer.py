@@ -1,7 +1,5 @@
 """A verifier's tokenizer on its way to a device: fetched once, and nothing of a hostile one is kept."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """What a worker refuses, lacks, forgets or does not say."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import socket

@@ -1,7 +1,5 @@
 """Workers over real sockets."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Models made of arithmetic, with the protocols' faces: for what the real pair cannot be made to do on command."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -104,7 +102,7 @@ class FakeVerifier(Verifier):
     lost: Iterable[int] = ()
     absence: int = 2
     context_length: int = 10_000
-    sessions: list[FakeReply] = field(default_factory=list)
+    sessions: list["FakeReply"] = field(default_factory=list)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -114,7 +112,7 @@ class FakeVerifier(Verifier):
         self.sessions.append(self.reply())
         return Session(state, self.sessions[-1].send, ready=self.sessions[-1].ready, close=self.sessions[-1].close)
 
-    def reply(self) -> FakeReply:
+    def reply(self) -> "FakeReply":
         return FakeReply(self)
 
 

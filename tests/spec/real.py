@@ -1,7 +1,5 @@
 """Prompts of the little world, for tests on the real pair."""
 
-from __future__ import annotations
-
 import random
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """Runs the loop on fakes, and says whether what it wrote can be right."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Thoughts and answer are told apart, whatever tokens the text comes in, and markup is never shown."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Generator, Sequence

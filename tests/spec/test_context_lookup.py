@@ -1,7 +1,5 @@
 """What the context says where the draft model hesitates: where it is asked, who is told, what it never changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

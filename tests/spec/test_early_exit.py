@@ -1,7 +1,5 @@
 """Layer-wise early exit: what leaves early, and that what does not is what the uncut model says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Gates: the paper's equation, draws that can be repeated, and a share that is the budget whatever the scores do."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Importance: what later tokens look at, kept row by row while a chunk is drafted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

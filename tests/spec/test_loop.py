@@ -1,7 +1,5 @@
 """The loop: who writes, where a reply ends, and its figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A verifier that is busy, slow or lost, and a reply that is stopped: no token is lost or repeated."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future

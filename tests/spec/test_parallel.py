@@ -1,7 +1,5 @@
 """Parallel inference: what is drafted while a verdict is on its way is what would have been drafted after it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future

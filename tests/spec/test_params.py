@@ -1,7 +1,5 @@
 """Options of a reply: what cannot be meant is refused; what is left open is as the model wants."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Profiling the real pair, and what becomes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

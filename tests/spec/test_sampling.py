@@ -1,7 +1,5 @@
 """Truncated distributions, drawing, and randomness by position."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Drafts of a speculator change the number of passes, and not the text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any

@@ -1,7 +1,5 @@
 """The database of past chats, as other programs see it."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """A model hub on loopback, small enough to misbehave on demand, and everything set to use it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -3,8 +3,6 @@
 The names are as the hub's API gave them in 2025 and 2026. Files that are no GGUF are left out.
 """
 
-from __future__ import annotations
-
 
 def parts(stem: str, *sizes: int) -> dict[str, int]:
     """Return the parts of a split model of these sizes."""

@@ -1,7 +1,5 @@
 """Pieces of a model, and how they come into a store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edgellm.engine import ModelFile, check_cuttable, check_gguf

@@ -1,7 +1,5 @@
 """Models elsewhere: those of Ollama and LM Studio, in a folder of the user, and files that were given a name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

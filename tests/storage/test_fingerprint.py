@@ -1,7 +1,5 @@
 """A model's fingerprint is its content's, computed once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

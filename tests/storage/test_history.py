@@ -1,7 +1,5 @@
 """Past replies and conversations: kept, bounded, the user's alone, and forgotten when asked; also after a crash."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """The store of layers: pieces of a real model, by hash, within bounds, and never half of one taken for whole."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The files that names stand for, their removal, and the pair that answers where none is named."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Pieces that several devices bring to one store, and those cut here: nobody removes or replaces another's."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

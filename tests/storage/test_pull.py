@@ -1,7 +1,5 @@
 """Pulling from a hub that behaves, and from one that does not. No byte may come twice, and none may be wrong."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

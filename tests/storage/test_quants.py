@@ -1,7 +1,5 @@
 """Which model of a repository is meant, and which files make it up."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

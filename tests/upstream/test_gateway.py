@@ -1,8 +1,6 @@
 """Devices draft, and stock servers behind a gateway verify: the text is what the server writes alone, also where one of
 several servers fails."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """One gateway to servers of two models with different tokenizers: each device gets the text of the model that it
 names."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Addresses and keys, and connections: kept, ended by either side, encrypted, and with answers of every form."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import struct

@@ -1,7 +1,5 @@
 """A reply through every dialect and tier is the one that the verifier writes alone."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 They were asked with the same model, so that tokens are the same, too.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Penalties, logit_bias and JSON schemas over stock servers: the text is that of the model with the same rule here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

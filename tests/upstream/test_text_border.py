@@ -1,7 +1,5 @@
 """Borders of texts in the bundled vocabulary, and what a server wrote behind them."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From rows to verdicts, without a server."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Verify requests as tests write them."""
 
-from __future__ import annotations
-
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Ids, Sampling
 

@@ -1,7 +1,5 @@
 """The engine runs over the same endless verifier as the services do."""
 
-from __future__ import annotations
-
 from tests.services.conftest import alone, exact, prompt, server
 
 __all__ = ["alone", "exact", "prompt", "server"]

@@ -1,7 +1,5 @@
 """A verifier that drafts the extra tokens of a verdict writes the same ones, in fewer passes, where that is faster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Replies that are written from within the process that serves the verifier."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

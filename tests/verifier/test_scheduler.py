@@ -1,7 +1,5 @@
 """The choice of the next batch, turns between devices, and few slots for more sessions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from queue import SimpleQueue
 

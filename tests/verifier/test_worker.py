@@ -1,7 +1,5 @@
 """The worker, without a network."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

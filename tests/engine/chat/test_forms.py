@@ -1,7 +1,5 @@
 """Every conversation that a client may send is rendered by every template, with all its words, and as plain text."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

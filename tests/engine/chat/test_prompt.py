@@ -1,7 +1,5 @@
 """Only the template writes control tokens, whatever people write and however the template treats it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A chat template is a stranger's program: it gets the answers of the sandbox, and its limits."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Vectors are those of llama.cpp's own calls, of an encoder and of a decoder, and models that give none are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

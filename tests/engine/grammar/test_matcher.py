@@ -1,7 +1,5 @@
 """JSON schemas as grammars: what follows one is valid, and hostile ones are refused before they cost anything."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """What is decoded after any rollback, branch or copy is what a fresh context decodes, whatever keeps the past."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Reproducible contexts: logits do not depend on how ids were batched, to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A sequence that was saved goes on in another context as if that had read it, whatever keeps the past."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

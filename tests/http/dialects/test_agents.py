@@ -1,7 +1,5 @@
 """Requests as agents send them: answered, with what a text model cannot do left out and named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

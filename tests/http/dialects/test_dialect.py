@@ -1,7 +1,5 @@
 """What holds in every dialect: errors in the middle of a stream, verified text that is insisted on, and the key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

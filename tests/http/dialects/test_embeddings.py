@@ -1,7 +1,5 @@
 """Embeddings over HTTP, by OpenAI's client and by Ollama's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Malformed requests to every path of every dialect: refused in plain words, in the form of the dialect."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ollama's API, by its own client."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

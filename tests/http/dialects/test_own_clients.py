@@ -1,7 +1,5 @@
 """Each API by its own client: the same texts, calls and thoughts, whole and as a stream, and sent back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress

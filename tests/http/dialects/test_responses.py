@@ -1,7 +1,5 @@
 """OpenAI's Responses API, by its own client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arguments of any kind, written as each family's template writes them, and replies with faults of any kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias

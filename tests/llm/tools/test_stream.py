@@ -1,7 +1,5 @@
 """Calls of tools as each family of models writes them, in a text that arrives in pieces of any length."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

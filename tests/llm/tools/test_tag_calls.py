@@ -1,7 +1,5 @@
 """Calls between tags and in JSON, with values of any form: tags in values, tags that miss, texts for objects."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

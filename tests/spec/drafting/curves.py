@@ -1,7 +1,5 @@
 """Cost curves that tests share."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import strategies as st

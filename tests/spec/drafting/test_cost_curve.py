@@ -1,7 +1,5 @@
 """What drafts cost, by a curve that decodes correct, and how often drafted and copied tokens are accepted."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

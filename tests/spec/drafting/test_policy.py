@@ -1,7 +1,5 @@
 """How much is drafted, and from what: what gains most is, and trying costs next to nothing."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

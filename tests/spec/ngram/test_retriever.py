@@ -1,7 +1,5 @@
 """Copies in the loop, with models made of arithmetic: the text is the verifier's own, whatever is copied."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from itertools import count
 from typing import Any

@@ -1,7 +1,5 @@
 """The sources of copies: context, history, expectations of the model, and rejected drafts."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
