@@ -18,27 +18,6 @@ def pyplot() -> Any | None:
     return plt
 
 
-def empty_plot(title: str, x: str, y: str, **more: Any) -> tuple[Any, Any] | None:
-    """Return an empty figure and its axes; None where matplotlib is not installed."""
-    plt = pyplot()
-    if plt is None:
-        return None
-    figure, axes = plt.subplots(figsize=(6.4, 4.2))
-    axes.set(title=title, xlabel=x, ylabel=y, **more)
-    axes.grid(alpha=0.3)
-    return figure, axes
-
-
-def save_plot(figure: Any, axes: Any, path: Path) -> Path:
-    """Add the legend, write the figure to `path` and return it."""
-    from matplotlib import pyplot as plt
-
-    axes.legend(fontsize="small")
-    figure.savefig(path, bbox_inches="tight", dpi=130)
-    plt.close(figure)
-    return path
-
-
 def bar_groups(
     path: Path,
     panels: dict[str, dict[str, list[float]]],

@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
-from bench.harness.figures import empty_plot, save_plot
 from bench.harness.progress import track
 from bench.harness.results import Figures, cores
 from bench.papers.claims import FILTERS
@@ -66,22 +64,6 @@ def table(found: dict[str, Any]) -> str:
                 f"{budget:>6}  {gate:12}{row['share']:7.3f}{row['passes_per_token']:8.3f}{row['mean']:8.2f}{lead}"
             )
     return "\n".join([*lines, FILTERS]) + "\n"
-
-
-def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Draw the mean score against the verified share, a line for each gate (Fig. 16)."""
-    made = empty_plot(
-        f"Either filter alone: the {found['pair']} pair", "share of chunks verified", "mean score of all families, %"
-    )
-    if made is None:
-        return None
-    figure, axes = made
-    ends = [(0.0, found["bounds"]["never"]["mean"]), (1.0, found["bounds"]["always"]["mean"])]
-    for gate in GATES:
-        rows = [gates[gate] for gates in found["budgets"].values()]
-        points = sorted([*ends, *((row["share"], row["mean"]) for row in rows)])
-        axes.plot(*zip(*points, strict=True), "-o" if gate == BOTH else "--.", label=gate)
-    return save_plot(figure, axes, path)
 
 
 def measure(
