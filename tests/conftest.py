@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from inspect import iscoroutinefunction, signature
 from pathlib import Path
 from shutil import copytree
 from typing import Any, TypeAlias
@@ -83,6 +84,18 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays, so that pytest, which collects garbage five times in the end, need not go
     through it: that takes two seconds of each process."""
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An asynchronous test runs in the network loop."""
+    if not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    from edgellm.rpc.channel import run_in_network_loop
+
+    given = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters}
+    run_in_network_loop(pyfuncitem.obj(**given)).result(60)
+    return True
 
 
 class _ByFile(LoadFileScheduling):  # type: ignore[misc]

@@ -15,13 +15,6 @@ from tests.engine.conftest import MakeModel
 from tests.engine.logits import CLOSE, difference, one_by_one, some_ids
 
 
-@pytest.mark.parametrize("k", [2, 5, 33])
-def test_a_batch_gives_the_logits_of_single_decodes(exact_model: Model, context: Context, k: int) -> None:
-    ids = some_ids(66)
-    rows = [context.decode(ids[i : i + k], outputs=len(ids[i : i + k])).copy() for i in range(0, len(ids), k)]
-    assert difference(np.concatenate(rows), one_by_one(exact_model, ids)) < CLOSE
-
-
 def test_exactness_follows_the_weights(exact_model: Model, draft_model: Model) -> None:
     with Context(exact_model, ContextSpec(n_ctx=8)) as one, Context(draft_model, ContextSpec(n_ctx=8)) as two:
         assert one.spec.exact

@@ -22,7 +22,7 @@ from edgellm.spec.stats import Summary
 from edgellm.storage.layer_store import LayerStore
 from testkit.browser.page_states import SIZES
 from tests.http.conftest import HOME, QUESTION, asker, conversation
-from tests.http.test_page import context, needs_browser, page, say
+from tests.http.test_page import context, page, say
 from tests.http.test_wire_format import same
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.services.conftest import ANYWHERE
@@ -109,7 +109,6 @@ def test_replies_that_share_the_devices_are_left_out(server: HttpServer, recorde
     until(lambda: ask("GET", "/status").json["mesh"]["last"] != before)
 
 
-@needs_browser
 def test_the_page_draws_both(server: HttpServer, page: Page) -> None:
     page.goto(server.url)
     expect(page.locator("#state")).to_have_text("ready", timeout=60_000)

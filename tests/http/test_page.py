@@ -63,14 +63,15 @@ PAGE_FILES = (
     ("/page/app.webmanifest", "application/manifest+json"), ("/page/icon.png", "image/png"),
 )  # fmt: skip
 expect.set_options(timeout=60_000)
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium is installed here (Debian: chromium; or set CHROMIUM to its path)"
-)
+WITHOUT = "no Chromium is installed here (Debian: chromium; or set CHROMIUM to its path)"
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)
 
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[BrowserContext]:
     """A window, which takes as long to open as a test with its page."""
+    if CHROMIUM is None:
+        pytest.skip(WITHOUT)
     with opened_browser() as browser, window(browser, "wide", "light") as opened:
         yield opened
 
@@ -104,7 +105,6 @@ def say(page: Page, text: str) -> None:
     page.press("#question", "Enter")
 
 
-@needs_browser
 def test_a_conversation_shows_who_wrote_each_word(page: Page, own: LLM) -> None:
     with HttpServer(HOME) as server:
         server.open(ServedModel(own, "edgellm-verifier"), PLAN)
@@ -158,7 +158,6 @@ def linear(colour: Sequence[float]) -> list[float]:
     return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
 
 
-@needs_browser
 def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page: Page) -> None:
     def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         for number, source in enumerate(Source, 1):
@@ -195,7 +194,6 @@ def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page
         assert sorted(int(count or 0) for count in counts) == list(range(1, len(Source) + 1))
 
 
-@needs_browser
 def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None:
     def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         for token in said(b"", b"<b>hm", b" hm", b""):
@@ -225,7 +223,6 @@ def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None
     ]  # fmt: skip
 
 
-@needs_browser
 def test_on_a_phone_nothing_sticks_out(page: Page, own: LLM) -> None:
     phone = SIZES["narrow"]
     with HttpServer(HOME) as server:
@@ -249,7 +246,6 @@ def test_on_a_phone_nothing_sticks_out(page: Page, own: LLM) -> None:
             expect(page.locator(f"#{side}-button")).to_be_focused()
 
 
-@needs_browser
 def test_stop_stops_the_work_and_leaves_what_was_written(page: Page, store: Conversations) -> None:
     with serving(Scripted(endless), "made-up", page_key=KEY) as server:
         page.goto(server.page_url)
@@ -277,7 +273,6 @@ def test_stop_stops_the_work_and_leaves_what_was_written(page: Page, store: Conv
         expect(page.locator("#kept")).to_contain_text("stay in this tab")
 
 
-@needs_browser
 def test_a_verifier_that_is_killed_is_reported_and_the_reply_goes_on(
     page: Page, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +314,6 @@ def test_a_verifier_that_is_killed_is_reported_and_the_reply_goes_on(
                 expect(check).to_have_count(0)
 
 
-@needs_browser
 def test_a_missing_key_and_errors_are_shown_and_the_question_is_kept(page: Page) -> None:
     scripts = [failing, failing]
 
@@ -357,7 +351,6 @@ def test_a_missing_key_and_errors_are_shown_and_the_question_is_kept(page: Page)
         expect(page.locator("#state")).to_have_text("the server is gone")
 
 
-@needs_browser
 def test_a_phone_is_paired_by_a_link_or_a_typed_code_until_it_is_revoked(page: Page, store: Conversations) -> None:
     with serving(
         Scripted(lambda *_: (token for token in said(b"Yes."))), "made-up", key="k" * 43, page_key=KEY
@@ -382,7 +375,6 @@ def test_a_phone_is_paired_by_a_link_or_a_typed_code_until_it_is_revoked(page: P
         expect(page.locator("#conversations .open")).to_have_count(1)
 
 
-@needs_browser
 def test_it_can_be_installed_and_opens_while_the_server_is_away(page: Page) -> None:
     with HttpServer(HOME) as server:
         server.models.open_without_model("There is none.")
@@ -396,7 +388,6 @@ def test_it_can_be_installed_and_opens_while_the_server_is_away(page: Page) -> N
         expect(page.locator("#question")).to_be_visible()
 
 
-@needs_browser
 def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: Conversations) -> None:
     pair = Scripted(lambda *_: (token for token in said(b"Reply ", str(len(pair.asked)).encode())))
     with serving(pair, "made-up", page_key=KEY) as server:
@@ -484,7 +475,6 @@ def f(x):
 """
 
 
-@needs_browser
 def test_markdown_is_shown_and_what_a_model_writes_is_not_trusted(page: Page) -> None:
     pieces = re.findall(r"\w+|\s+|[^\w\s]", HOSTILE)
     sources = list(Source)
@@ -534,7 +524,6 @@ DEMANDING = {
 MOST_AT_ONCE = 6_000  # characters of a block or of a piece of code, as in markdown.js
 
 
-@needs_browser
 @pytest.mark.nightly
 @pytest.mark.parametrize("text", DEMANDING.values(), ids=DEMANDING)
 def test_no_word_of_a_demanding_reply_is_lost(page: Page, text: str) -> None:
@@ -564,7 +553,6 @@ def test_no_word_of_a_demanding_reply_is_lost(page: Page, text: str) -> None:
         page.wait_for_function(shown, arg=words)
 
 
-@needs_browser
 def test_files_go_before_the_question(page: Page) -> None:
     pair = Scripted(lambda *_: (token for token in said(b"Yes.")))
     with serving(pair, "made-up") as server:
@@ -586,7 +574,6 @@ def test_files_go_before_the_question(page: Page) -> None:
         expect(page.locator("#files li")).to_have_count(0)
 
 
-@needs_browser
 @pytest.mark.parametrize(
     "looks", [LOOKS[:1], pytest.param(LOOKS[1:], marks=pytest.mark.nightly)], ids=["wide and light", "narrow or dark"]
 )

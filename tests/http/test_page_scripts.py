@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 
 NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="needs Node")
+pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node")
 
 BEFORE = """
 import assert from "node:assert/strict";
@@ -38,7 +38,6 @@ def run(script: str, name: str = "tab_store") -> None:
     assert done.returncode == 0, done.stderr
 
 
-@needs_node
 def test_conversations_outlast_a_reload_of_the_tab() -> None:
     run("""
       const storage = new Storage(), store = new TabStore(storage);
@@ -59,7 +58,6 @@ def test_conversations_outlast_a_reload_of_the_tab() -> None:
     """)
 
 
-@needs_node
 def test_what_has_no_room_stays_in_memory_and_says_so() -> None:
     run("""
       for (const storage of [new Storage(400), new Storage(0), null]) {
@@ -78,7 +76,6 @@ def test_what_has_no_room_stays_in_memory_and_says_so() -> None:
     """)
 
 
-@needs_node
 def test_the_storage_is_bounded() -> None:
     run("""
       const storage = new Storage(), store = new TabStore(storage);
@@ -90,7 +87,6 @@ def test_the_storage_is_bounded() -> None:
     """)
 
 
-@needs_node
 def test_what_is_no_conversation_is_passed_over() -> None:
     run("""
       const storage = new Storage();
@@ -100,7 +96,6 @@ def test_what_is_no_conversation_is_passed_over() -> None:
     """)
 
 
-@needs_node
 def test_a_browser_that_forbids_the_storage_has_none() -> None:
     run("""
       Object.defineProperty(globalThis, "sessionStorage", { configurable: true, get() { throw new Error("denied"); } });
@@ -111,7 +106,6 @@ def test_a_browser_that_forbids_the_storage_has_none() -> None:
     """)
 
 
-@needs_node
 def test_files_are_beside_the_question_where_it_is_sent_and_in_it_where_it_is_stored() -> None:
     script = r"""
       const talk = new Conversation();

@@ -26,7 +26,7 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.storage import name_of
 from testkit import retokenized
 from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, conversation, written
-from tests.http.test_page import context, needs_browser, page, say
+from tests.http.test_page import context, page, say
 from tests.rpc.strangers import befriend, device
 from tests.waiting import until
 
@@ -179,7 +179,6 @@ def test_unknown_names_do_not_make_the_server_ask_devices_again_and_again(models
     assert asked == 1
 
 
-@needs_browser
 def test_the_page_offers_the_models_of_paired_devices(page: Page, server: HttpServer, desk: VerifierServer) -> None:
     name = name_of(desk.model.path)
     page.goto(f"{server.url}/#key={KEY}")

@@ -30,7 +30,7 @@ from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.rpc_engine.backend import how_to_compile
-from tests.rpc.doors import answering, in_loop, serving
+from tests.rpc.doors import answering, serving
 from tests.rpc.strangers import befriend, device, known
 
 SILENCE = ReceivedAnnouncements((), own_came_back=True)
@@ -185,7 +185,6 @@ def test_another_device_with_our_identity_is_told(me: Trust) -> None:
     assert "identity.pem" in found.next_step
 
 
-@in_loop
 async def test_a_device_that_is_there_is_fine(me: Trust, desk: Trust) -> None:
     async with serving(desk) as address:
         await there(me, desk, address)
@@ -208,7 +207,6 @@ async def there(me: Trust, desk: Trust, address: Address) -> None:
     assert "do not trust each other" in stranger.what
 
 
-@in_loop
 async def test_a_device_of_another_version_says_who_is_to_update(me: Trust, desk: Trust) -> None:
     async with answering(desk, lambda reply: setattr(reply, "protocol", PROTOCOL + 1)) as address:
         me.peers.record_seen(desk.identity.id, address)

@@ -1,11 +1,10 @@
 """Doors to knock at: servers by mutual TLS with a secret behind them, and some that lie."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -13,7 +12,7 @@ import pytest
 from google.protobuf.message import Message
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import CONTRACT, HELLO, SESSION, bind, new_server, run_in_network_loop
+from edgellm.rpc.channel import CONTRACT, HELLO, SESSION, bind, new_server
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import handshake as greetings
@@ -25,7 +24,6 @@ from edgellm.services.server.listener import Listener, Notify, Service
 from tests.rpc.strangers import device
 
 OFFER = OfferedModel("verifier", "big", 123, "ab" * 32)
-P = ParamSpec("P")
 SECRET, STREAM = HELLO, SESSION
 Said = list[str]
 
@@ -105,16 +103,6 @@ async def code_of(channel: grpc.aio.Channel) -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await steal(channel)
     return caught.value.code()
-
-
-def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs an asynchronous test in the network loop."""
-
-    @wraps(test)
-    def running(*args: P.args, **kwargs: P.kwargs) -> None:
-        run_in_network_loop(test(*args, **kwargs)).result(60)
-
-    return running
 
 
 def impostor(genuine: Trust, folder: Path, identity: Identity) -> Trust:

@@ -20,14 +20,13 @@ from edgellm.services.server.layer_service import LayerService
 from edgellm.services.server.listener import Stream, next_message
 from edgellm.storage.layer_pieces import IncomingPiece, LayerPiece, Manifest
 from edgellm.storage.layer_store import CleanResult, LayerStore
-from tests.rpc.doors import ended, in_loop, serving
+from tests.rpc.doors import ended, serving
 from tests.rpc.layering import bring, taking
 from tests.rpc.strangers import befriend, device
 
 PLENTY = 10**9
 
 
-@in_loop
 async def test_layers_come_once_and_are_told_of(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
     said: list[str] = []
     async with taking(store, said=said) as address:
@@ -51,7 +50,6 @@ async def test_layers_come_once_and_are_told_of(store: LayerStore, manifest: Man
     assert said[0] == f"3 pieces of {manifest.name} are complete."
 
 
-@in_loop
 async def test_a_model_that_has_changed_meanwhile_is_noticed(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
     def other(piece: LayerPiece) -> Iterator[bytes | memoryview]:
         for portion in cut(piece):
@@ -65,7 +63,6 @@ async def test_a_model_that_has_changed_meanwhile_is_noticed(store: LayerStore, 
             await bring(address, manifest, [1], lambda _piece: iter([b"short"]))
 
 
-@in_loop
 async def test_the_same_device_may_begin_again_and_another_one_need_not_wait(
     store: LayerStore, manifest: Manifest, cut: Cut, tmp_path: Path
 ) -> None:
@@ -98,7 +95,6 @@ def test_the_pace_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pauses == pytest.approx([0.0, 0.05, 0.1])
 
 
-@in_loop
 async def test_who_serves_no_layers_says_so(
     tmp_path: Path, manifest: Manifest, host: Trust, guest: Trust, cut: Cut
 ) -> None:
@@ -115,7 +111,6 @@ def portion(place: int, offset: int, data: bytes) -> pb.PutFrame:
     return pb.PutFrame(portion=pb.Portion(piece=place, offset=offset, data=data))
 
 
-@in_loop
 async def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manifest: Manifest) -> None:
     good = write_manifest(manifest)
     strange, escaping = write_manifest(manifest), write_manifest(manifest)
@@ -146,7 +141,6 @@ async def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manife
     assert not list(store.root.rglob("*.gguf"))
 
 
-@in_loop
 async def test_a_sender_that_falls_silent_does_not_block_the_store(
     store: LayerStore, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +153,6 @@ async def test_a_sender_that_falls_silent_does_not_block_the_store(
             pass
 
 
-@in_loop
 async def test_no_more_is_on_the_way_than_agreed(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
     """The sender stops where nothing is acknowledged, and what is not acknowledged is sent again at most once."""
     frames = list[pb.PutFrame]()
@@ -190,7 +183,6 @@ class Silent(LayerService):
             self._frames.append(frame)
 
 
-@in_loop
 async def test_who_gives_no_sign_of_life_is_lost(
     store: LayerStore, manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +194,6 @@ async def test_who_gives_no_sign_of_life_is_lost(
         await bring(address, manifest, [0], cut)
 
 
-@in_loop
 async def test_signs_of_life_are_given_while_the_disk_is_read(
     store: LayerStore, manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:

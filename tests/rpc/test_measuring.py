@@ -35,7 +35,6 @@ from edgellm.rpc.trust.trust import Peer
 from edgellm.services.server import listener
 from edgellm.storage.layer_store import LayerStore
 from testkit.network.relay import Network, Relay
-from tests.rpc.doors import in_loop
 from tests.rpc.layering import taking
 from tests.rpc.strangers import befriend, device, known
 
@@ -60,7 +59,6 @@ class Measuring:
         return self.said
 
 
-@in_loop
 async def test_a_device_says_what_it_has_measured(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "BEAT_SECONDS", 0.02)
     measurer = Measuring(seconds=0.1)
@@ -95,7 +93,6 @@ def test_figures_that_cannot_be_are_not_believed() -> None:
         LinkSpeed(0.1, float("nan"), 1.0)
 
 
-@in_loop
 async def test_a_line_is_measured_both_ways(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through a relay of known bandwidth and delay."""
     monkeypatch.setattr(measuring, "SECONDS", 0.3)
@@ -108,7 +105,6 @@ async def test_a_line_is_measured_both_ways(store: LayerStore, monkeypatch: pyte
         assert 1e6 < rate < 4e8
 
 
-@in_loop
 async def test_more_than_can_be_wanted_is_refused(store: LayerStore) -> None:
     async with taking(store) as address, open_channel(address) as channel:
         open_line: Any = channel.stream_stream
@@ -122,7 +118,6 @@ async def test_more_than_can_be_wanted_is_refused(store: LayerStore) -> None:
             await call.read()
 
 
-@in_loop
 async def test_a_device_measures_its_line_to_another_that_both_know(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +174,6 @@ def listening() -> Iterator[Address]:
             door.accept()
 
 
-@in_loop
 async def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +194,6 @@ async def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere
     assert len(said) == 1
 
 
-@in_loop
 async def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
@@ -219,7 +212,6 @@ async def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pyt
     assert 0.0 < slept[0] <= peer_probe.FAILED_SECONDS
 
 
-@in_loop
 async def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

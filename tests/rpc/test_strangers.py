@@ -36,7 +36,6 @@ from tests.rpc.doors import (
     code_of,
     greeting,
     impostor,
-    in_loop,
     open_stream,
     serving,
     steal,
@@ -44,13 +43,11 @@ from tests.rpc.doors import (
 from tests.rpc.strangers import Gullible, befriend, certified, device, known
 
 
-@in_loop
 async def test_without_tls_nobody_gets_a_word(host: Trust, guest: Trust) -> None:
     async with serving(host) as address:
         assert await code_of(open_channel(address)) is grpc.StatusCode.UNAVAILABLE
 
 
-@in_loop
 async def test_no_certificate_is_refused_in_the_handshake(host: Trust, guest: Trust) -> None:
     async with serving(host) as address:
         nobody = grpc.ssl_channel_credentials(host.identity.certificate.pem)
@@ -59,7 +56,6 @@ async def test_no_certificate_is_refused_in_the_handshake(host: Trust, guest: Tr
         assert await code_of(channel) is grpc.StatusCode.UNAVAILABLE
 
 
-@in_loop
 async def test_no_certificate_is_refused_behind_the_handshake_too(
     host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +73,6 @@ async def test_no_certificate_is_refused_behind_the_handshake_too(
         assert "no certificate" in said[0]
 
 
-@in_loop
 async def test_a_wrong_certificate_is_refused_in_the_handshake(host: Trust, guest: Trust, tmp_path: Path) -> None:
     stranger = impostor(guest, tmp_path / "stranger", Identity.new())
     async with serving(host) as address:
@@ -86,7 +81,6 @@ async def test_a_wrong_certificate_is_refused_in_the_handshake(host: Trust, gues
             await connect_authenticated(address, stranger)
 
 
-@in_loop
 async def test_a_wrong_certificate_is_refused_behind_the_handshake_too(
     host: Trust, guest: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +94,6 @@ async def test_a_wrong_certificate_is_refused_behind_the_handshake_too(
             await connect_authenticated(address, stranger)
 
 
-@in_loop
 async def test_what_a_paired_device_has_signed_is_refused_in_the_handshake(
     host: Trust, guest: Trust, tmp_path: Path
 ) -> None:
@@ -109,7 +102,6 @@ async def test_what_a_paired_device_has_signed_is_refused_in_the_handshake(
         assert await code_of(open_channel(address, signed)) is grpc.StatusCode.UNAVAILABLE
 
 
-@in_loop
 async def test_what_a_paired_authority_has_signed_is_refused_by_its_fingerprint(
     tmp_path: Path, authority: Identity
 ) -> None:
@@ -127,7 +119,6 @@ async def test_what_a_paired_authority_has_signed_is_refused_by_its_fingerprint(
         assert await code_of(open_channel(address, signed)) is grpc.StatusCode.PERMISSION_DENIED
 
 
-@in_loop
 async def test_a_revoked_device_is_refused_at_once(host: Trust, guest: Trust) -> None:
     async with serving(host) as address:
         channel, _ = await connect_authenticated(address, guest)
@@ -140,7 +131,6 @@ async def test_a_revoked_device_is_refused_at_once(host: Trust, guest: Trust) ->
 
 
 @pytest.mark.parametrize("how", ["removed", "right taken away", "list damaged"])
-@in_loop
 async def test_revocation_ends_streams_that_are_open(host: Trust, guest: Trust, how: str) -> None:
     said: Said = []
     async with serving(host, said) as address:
@@ -161,7 +151,6 @@ async def test_revocation_ends_streams_that_are_open(host: Trust, guest: Trust, 
 
 
 @pytest.mark.parametrize("rights", ["", "files", "compute files"])
-@in_loop
 async def test_a_right_that_was_not_granted_is_not_had(host: Trust, tmp_path: Path, rights: str) -> None:
     guest = device(tmp_path / "guest")
     befriend(host, guest, rights)
@@ -173,7 +162,6 @@ async def test_a_right_that_was_not_granted_is_not_had(host: Trust, tmp_path: Pa
         assert await steal(open_channel(address, guest)) == b"the secret"
 
 
-@in_loop
 async def test_a_refused_caller_learns_why_though_it_is_still_writing(host: Trust, tmp_path: Path) -> None:
     """gRPC hides the reason from a caller whose request cannot be sent, as the guard then has ended the call."""
     guest = device(tmp_path / "guest")
@@ -194,7 +182,6 @@ async def test_a_refused_caller_learns_why_though_it_is_still_writing(host: Trus
             assert "no right to verify" in str(why)
 
 
-@in_loop
 async def test_a_copied_identity_is_found_out_and_explained_on_both_sides(
     host: Trust, guest: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +200,6 @@ async def test_a_copied_identity_is_found_out_and_explained_on_both_sides(
             await connect_authenticated(address, host)
 
 
-@in_loop
 async def test_whoever_has_no_paired_device_neither_listens_nor_asks(tmp_path: Path) -> None:
     lonely = device(tmp_path)
     with pytest.raises(PairingRequired, match="edgellm pair"):
@@ -222,7 +208,6 @@ async def test_whoever_has_no_paired_device_neither_listens_nor_asks(tmp_path: P
         open_channel(Address("127.0.0.1", 1), lonely)
 
 
-@in_loop
 async def test_the_list_is_replaced_when_it_has_changed_and_after_a_pause(
     host: Trust, guest: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +242,6 @@ async def test_the_list_is_replaced_when_it_has_changed_and_after_a_pause(
 # --- the first words --------------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_a_paired_device_is_let_in_and_told_what_it_may(host: Trust, guest: Trust) -> None:
     async with serving(host) as address:
         assert await steal(open_channel(address, guest)) == b"the secret"
@@ -271,7 +255,6 @@ async def test_a_paired_device_is_let_in_and_told_what_it_may(host: Trust, guest
         assert (there.addresses, there.granted) == ((address,), frozenset({Right.VERIFY}))
 
 
-@in_loop
 async def test_a_server_that_a_paired_authority_has_signed_cannot_prove_who_it_is(
     tmp_path: Path, authority: Identity
 ) -> None:
@@ -292,7 +275,6 @@ async def test_a_server_that_a_paired_authority_has_signed_cannot_prove_who_it_i
             await connect_authenticated(address, guest)
 
 
-@in_loop
 async def test_a_paired_device_cannot_pass_for_another_by_passing_the_question_on(
     host: Trust, guest: Trust, tmp_path: Path
 ) -> None:
@@ -317,7 +299,6 @@ async def test_a_paired_device_cannot_pass_for_another_by_passing_the_question_o
                 await connect_authenticated(between, guest, host.identity.id)  # TLS is enough where one device is meant
 
 
-@in_loop
 async def test_a_recorded_welcome_is_worth_nothing(host: Trust, guest: Trust) -> None:
     old = pb.WelcomeReply(protocol=PROTOCOL, device=host.identity.id.digest)
     old.signature = host.identity.sign(handshake._statement(b"n" * 32, host.identity.id, guest.identity.id))
@@ -326,7 +307,6 @@ async def test_a_recorded_welcome_is_worth_nothing(host: Trust, guest: Trust) ->
             await connect_authenticated(address, guest)
 
 
-@in_loop
 async def test_another_paired_device_than_the_one_meant_is_refused(host: Trust, guest: Trust, tmp_path: Path) -> None:
     """Also where TLS would take any paired device."""
     other = device(tmp_path / "other")
@@ -339,7 +319,6 @@ async def test_another_paired_device_than_the_one_meant_is_refused(host: Trust, 
 
 
 @pytest.mark.parametrize(("version", "error", "who"), [(0, PeerTooOld, "the other"), (99, PeerTooNew, "this")])
-@in_loop
 async def test_another_version_says_which_side_is_too_old(
     host: Trust, guest: Trust, version: int, error: type[ProtocolError], who: str
 ) -> None:
@@ -348,7 +327,6 @@ async def test_another_version_says_which_side_is_too_old(
             await connect_authenticated(address, guest)
 
 
-@in_loop
 async def test_nobody_there_is_told_apart_from_nobody_trusted(guest: Trust) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]

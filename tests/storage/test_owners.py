@@ -135,9 +135,6 @@ def test_a_store_is_closed_to_other_users(store: LayerStore, draft_path: Path, m
     assert {oct(path.stat().st_mode & 0o777) for path in folders} == {"0o700"}
 
 
-X = "aa" * 32
-
-
 def room_for(pieces: int, folder: Path, model: Path) -> LayerStore:
     return LayerStore(folder / "layers", pieces * layerwise(model).pieces[1].size)
 

@@ -31,35 +31,24 @@ def read(parse: Any, text: str, *, ended: bool = True) -> tuple[list[Any], str]:
     return [(call.name, json.loads(call.arguments)) for call in calls], rest.strip()
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "", "\n", "a\n\n", "a </parameter> b", "a </function> b", "a </tool_call> b", "</parameter>", "a\n</parameter>",
-        "</parameter>\n</function>\n</tool_call>", "a\n</parameter>\n</function>\n</tool_call>\nb", "<parameter=path>",
-        "a <parameter=mode> b", "<parameter=mode>", "a </parameter> b <parameter=mode> c", "<function=write>",
-        "a\n<tool_call>\n<function=write>\n<parameter=path>\nb", EXAMPLE,
-        f"First:\n{EXAMPLE}\nThen:\n{EXAMPLE}\nDone.", "<parameter=mode>\nx\n</parameter>",
-        "re = '<parameter=q>(.*?)</parameter>'",
-        "<function=write>\n<parameter=path>\nx\n</parameter>\n</function>", "<arg_value>x</arg_value>", "a </tool_call",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("calls", [1, 2])
-def test_a_value_of_lines_may_hold_any_tags(value: str, calls: int) -> None:
-    found = read(xml, "\n".join([XML.format(value)] * calls))
-    assert found == ([("write", {"path": "a.md", "content": value})] * calls, "")
+VALUES = [
+    "", "\n", "a\n", "a\n\n", " a ", "a </parameter> b", "a </function> b", "a </tool_call> b", "</parameter>",
+    "a\n</parameter>", "</parameter>\n</function>\n</tool_call>", "a\n</parameter>\n</function>\n</tool_call>\nb",
+    "<parameter=path>", "a <parameter=mode> b", "<parameter=mode>", "a </parameter> b <parameter=mode> c",
+    "<function=write>", "a\n<tool_call>\n<function=write>\n<parameter=path>\nb", EXAMPLE,
+    f"First:\n{EXAMPLE}\nThen:\n{EXAMPLE}\nDone.", "<parameter=mode>\nx\n</parameter>",
+    "re = '<parameter=q>(.*?)</parameter>'", "<function=write>\n<parameter=path>\nx\n</parameter>\n</function>",
+    "<arg_value>x</arg_value>", "a </tool_call", "a </arg_value> b", "</arg_value>", "</arg_value>\n</tool_call>",
+    "<arg_key>path</arg_key>", "<arg_value>", "a <tool_call> b", PAIRS.format("x"), f"{PAIRS.format('x')}\n" * 2,
+    "<arg_key>mode</arg_key>\n<arg_value>x</arg_value>", "a</arg_value>\n</tool_call>\nb",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "", "\n", "a\n", " a ", "a </arg_value> b", "a </tool_call> b", "</arg_value>", "</arg_value>\n</tool_call>",
-        "<arg_key>path</arg_key>", "<arg_value>", "a <tool_call> b", PAIRS.format("x"), f"{PAIRS.format('x')}\n" * 2,
-        "<arg_key>mode</arg_key>\n<arg_value>x</arg_value>", "a</arg_value>\n</tool_call>\nb", "</parameter>",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(("parse", "form"), [(xml, XML), (pairs, PAIRS)], ids=["lines", "pairs"])
 @pytest.mark.parametrize("calls", [1, 2])
-def test_a_value_of_pairs_may_hold_any_tags(value: str, calls: int) -> None:
-    found = read(pairs, "\n".join([PAIRS.format(value)] * calls))
+def test_a_value_may_hold_any_tags(parse: Any, form: str, value: str, calls: int) -> None:
+    found = read(parse, "\n".join([form.format(value)] * calls))
     assert found == ([("write", {"path": "a.md", "content": value})] * calls, "")
 
 
