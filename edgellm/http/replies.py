@@ -74,6 +74,7 @@ class _Job:
         self.changed = ""  # what the chat template wants otherwise
         self.count = 1
         self.with_calls: Callable[..., Iterator[Token | ToolCall]] | None = None  # tells calls of tools from tokens
+        self.one_call = False  # only a reply's first call is returned
         self.work: asyncio.Task[None] | None = None  # the task that may be cancelled: no reply is begun yet
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()
@@ -149,11 +150,13 @@ class _Job:
         reply.listen(on_notice=self._notice, on_progress=progress)
         events: Iterator[Token | ToolCall] = reply
         if self.with_calls is not None:
-            events = self.with_calls(events, lambda: reply.summary.finish_reason != "stop")
-        text, tokens = Utf8(), list[Token]()
+            events = self.with_calls(events, cut=lambda: reply.summary.finish_reason != "stop")
+        text, tokens, called = Utf8(), list[Token](), False
         for token in events:
             if isinstance(token, ToolCall):
-                self.put(token)
+                if not (called and self.one_call):
+                    self.put(token)
+                called = True
                 continue
             if self.verified and token.source in UNVERIFIED:
                 message = (
@@ -318,8 +321,9 @@ class RequestHandler:
             job.instead = re.sub(r"[^!-~]", "?", served.name)
         job.writer.begin(served.name, served.pair.piece)
         job.ignored.update(ignored)
-        if options.tools:
-            job.with_calls = partial(_with_calls, served, options, request.most_calls)
+        if isinstance(request, ChatRequest) and options.tools:
+            job.with_calls = partial(served.pair.prompts.calls, options=options)
+            job.one_call = not request.parallel_tool_calls
         seeds = [None if options.seed is None else options.seed + number for number in range(request.n)]
         writes = request.writes(served.pair)
         job.count = len(writes) * len(seeds)
@@ -430,15 +434,3 @@ async def _when_left(receive: Receive, call: Callable[[], object]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     call()
-
-
-def _with_calls(
-    served: ServedModel, options: ReplyOptions, most: int | None, tokens: Iterable[Token], cut: Callable[[], bool]
-) -> Iterator[Token | ToolCall]:
-    """Yield the tokens of a reply, and its first `most` calls of tools. `cut` returns, after the last token, whether
-    the reply broke off."""
-    calls = 0
-    for one in served.pair.prompts.calls(tokens, options, cut):
-        calls += isinstance(one, ToolCall)
-        if not isinstance(one, ToolCall) or most is None or calls <= most:
-            yield one

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from edgellm.engine import Model
+from edgellm.engine import Model, Vocabulary
 from edgellm.engine.model import load_tokenizer
 from edgellm.errors import (
     SAME_VERSION,
@@ -19,15 +20,16 @@ from edgellm.errors import (
     VerifierBusy,
     VerifierLost,
     VerifierUnreachable,
+    VocabularyMismatch,
 )
 from edgellm.state import read_cached, write_cached, write_state
 from edgellm.system import cache_dir
 from edgellm.upstream import dialects
 from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of
+from edgellm.upstream.dialects.texts import TextBorders
 from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
-from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
 
 _MAX_PROVED = 256  # servers
 DIALECTS = "vllm", "sglang", "llama_server", "ollama", "by_text", "by_ids"
@@ -176,3 +178,101 @@ async def detect(client: HttpClient, text: Model, tier: Tier | None = None) -> U
                 "Leave --verifier-tier out: the best way is chosen.",
             )
     raise server.unusable("it is of no known kind", "Use vLLM, SGLang, llama-server or Ollama.")
+
+
+PROBES = 200
+RECHECKS = 4
+"""Probes of a server that was proved before: another model may have taken its place."""
+_TOKENS = 32  # tokens of a probe
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyProof:
+    """A proof that a server's token ids mean the same there: `probes` texts of `tokens` random tokens were equal, of
+    all tokens in a small vocabulary, and of every one that a conversation needs, as no server shows a list; 0 if the
+    server decodes none. `sent`: it is the server's own tokenizer."""
+
+    probes: int = 0
+    tokens: int = 0
+    sent: bool = False
+
+    def __str__(self) -> str:
+        if self.sent:
+            return f"it sends its tokenizer of {self.tokens:,} tokens"
+        if not self.probes:
+            return "the server decodes no token ids, so its vocabulary is not proved to be the draft model's"
+        return f"{self.tokens:,} tokens in {self.probes} texts mean the same there as here"
+
+
+async def prove(upstream: Upstream, model: Model, most: int = PROBES) -> VocabularyProof:
+    """Compare up to `most` texts of tokens in the vocabulary of `model` with a server's. Raises VocabularyMismatch: a
+    text differs; names the first such token; VerifierLost, VerifierBusy: as `Upstream.rows`."""
+    vocabulary, borders = model.vocabulary, TextBorders(model)
+    probes = tokens = 0
+    for ids in texts(vocabulary, most):
+        text = _text(vocabulary, ids)
+        if upstream.by_text:
+            if (divided := await upstream.tokenize(text)) is None:
+                return VocabularyProof()
+            ours, theirs = borders.ids(text), list(divided)
+            if ours != theirs:
+                pairs = enumerate(zip(ours, theirs, strict=False))
+                at = next((n for n, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+                here, there = ours[at : at + 3], theirs[at : at + 3]
+                raise _mismatch(
+                    upstream, f"{text[:40]!r} has the tokens {here} here and {there} there, from place {at} on"
+                )
+        else:
+            if (written := await upstream.detokenize(ids)) is None:
+                return VocabularyProof()
+            if not _same(text, written):
+                await _differ(upstream, vocabulary, ids)
+        probes, tokens = probes + 1, tokens + len(ids)
+    return VocabularyProof(probes, tokens)
+
+
+def texts(vocabulary: Vocabulary, most: int) -> Iterator[list[int]]:
+    """Yield the ids of up to `most` texts, the tokens that conversations need first: only tokens of whole characters,
+    each at most once."""
+    whole = [token for token, piece in enumerate(vocabulary.pieces) if piece and _is_text(piece)]
+    first = [token for token in whole if token in vocabulary.required]
+    if first:
+        yield first[: 8 * _TOKENS]
+    others = [token for token in whole if token not in vocabulary.required and vocabulary.conflicts(token, None)]
+    random.Random(vocabulary.fingerprint).shuffle(others)
+    left = most - bool(first)
+    for start in range(0, min(len(others), left * _TOKENS), _TOKENS):
+        yield others[start : start + _TOKENS]
+
+
+async def _differ(upstream: Upstream, vocabulary: Vocabulary, ids: Sequence[int]) -> None:
+    """Raise VocabularyMismatch for the first token of a text that differs alone, if any."""
+    for token in ids:
+        ours, theirs = _text(vocabulary, [token]), await upstream.detokenize([token])
+        if theirs is not None and not _same(ours, theirs):
+            raise _mismatch(upstream, f"token {token} is {ours[:40]!r} here and {theirs[:40]!r} there")
+
+
+def _mismatch(upstream: Upstream, how: str) -> VocabularyMismatch:
+    return VocabularyMismatch(
+        f"The vocabulary here and that of {upstream.name} at {upstream.client.url} differ: {how}.",
+        "Choose a draft model with the server's tokenizer (-m). With a verifier on this device the tokenizers may"
+        " differ.",
+    )
+
+
+def _text(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
+    return b"".join(vocabulary.pieces[token] for token in ids).decode()
+
+
+def _same(ours: str, theirs: str) -> bool:
+    """Return whether two texts are equal. Some tokenizers drop blanks before punctuation and at the beginning."""
+    return ours == theirs or ours.replace(" ", "") == theirs.replace(" ", "")
+
+
+def _is_text(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -19,8 +19,7 @@ from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.verification import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.http_client import ServerRefused
-from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
-from edgellm.upstream.verdict import Undecided, verdict
+from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier, Undecided, verdict
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.sampling import distribution, penalised
 from edgellm.spec.types import Floats, Ids, Notice, Penalties, Sampling
-from edgellm.upstream.rows import Steering
-from edgellm.upstream.verdict import Undecided, added, distribution_of_top
+from edgellm.upstream.rows import Steering, Undecided, added, distribution_of_top
 from testkit.upstream.dialects import Vllm
 from testkit.upstream.engine import Engine, logprobs, top
 from testkit.upstream.text_dialects import Ollama

@@ -12,8 +12,7 @@ import pytest
 
 from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.types import GREEDY, Chunk, Distribution, Ids, Sampling
-from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
-from edgellm.upstream.verdict import verdict
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top, verdict
 
 SIZE = 4  # of the vocabulary
 LENGTH = 3  # tokens of a text

@@ -131,11 +131,6 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
             retrieval=self.retrieval if self.retrieval != "auto" else defaults.retrieval,
         )  # fmt: skip
 
-    @property
-    def most_calls(self) -> int | None:
-        """Return how many calls of tools a reply may have; None: any number."""
-        return None
-
     @abstractmethod
     def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
         """Return for each prompt a function that takes the options and begins a reply of `pair`."""
@@ -326,10 +321,6 @@ class ChatRequest(GenerationRequest):
     def parameter(self, name: str) -> str:
         """Return the request's parameter for `name`, a parameter of the model's template or `think`."""
         return name if name in ("reasoning_effort", "think") else f"chat_template_kwargs.{name}"
-
-    @property
-    def most_calls(self) -> int | None:
-        return None if self.parallel_tool_calls else 1
 
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
         think = defaults.think if self.think is None else self.think
