@@ -21,7 +21,7 @@ from edgellm.errors import EdgeError, MemoryShort, Stopped, TrustUnusable
 from edgellm.http.model_host import Opener, ServedModel
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import AUTO, LLM, Named
-from edgellm.llm.abilities import MOST_OF_VERIFIER, draft_for, heads_for
+from edgellm.llm.abilities import MOST_OF_VERIFIER, draft_for, heads_for, other_models
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.address import ModelAddress
 from edgellm.rpc.trust.trust import Peer, Right
@@ -120,22 +120,20 @@ class ModelOpener(PairOpener):
 
     def _choose_draft(self, beside: Counter[str]) -> tuple[Path | None, str]:
         """Return the path of the draft model and why it is chosen, or None and why there is none."""
-        file, paths, others = self.file(), dict[str, Path](), dict[str, ModelFile]()
+        file = self.file()
         if not mtp_obstacle(file.header):
             return None, "its MTP layer drafts"
-        for model in list_models():
-            with suppress(EdgeError):
-                if model.path != self._path:
-                    others[model.name], paths[model.name] = ModelFile.open(model.path), model.path
+        others = other_models(self._path)
         choices = [(head, "it is an EAGLE-3 head for this model") for head in heads_for(file, others)]
         if (name := draft_for(file, others)) is not None:
             share = others[name].header.file_size / file.header.file_size
             choices.append((name, f"it has the same tokenizer and {share:.0%} of the size"))
         reason = _ALONE
         for name, why in choices:
+            draft = others[name].path
             try:
-                PairOpener(self.name, paths[name], self._path, self._fitted(paths[name])).check_fits(beside)
-                return paths[name], why
+                PairOpener(self.name, draft, self._path, self._fitted(draft)).check_fits(beside)
+                return draft, why
             except MemoryShort as error:
                 reason = error.what.rstrip(".")
         return None, reason

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from edgellm.engine import ModelFile, check_cuttable, mtp_obstacle
@@ -26,6 +28,7 @@ from edgellm.errors import EdgeError, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.spec.ngram.sources import BYTES_A_TOKEN
 from edgellm.spec.params import mechanism
+from edgellm.storage import list_models
 
 MOST_OF_VERIFIER = 0.5
 """The largest useful draft model, as a share of the verifier's bytes."""
@@ -98,6 +101,16 @@ def _chat(header: GgufHeader) -> Ability:
     if not header.metadata.get("tokenizer.chat_template"):
         return Ability("chat", False, "the file has no chat template: it continues texts only")
     return Ability("chat", True, "it has a tokenizer and a chat template")
+
+
+def other_models(path: Path) -> dict[str, ModelFile]:
+    """Return the models of `edgellm ls` that can be read, except that at `path`, by name."""
+    found = {}
+    for model in list_models():
+        with suppress(EdgeError):
+            if model.path.resolve() != path.resolve():
+                found[model.name] = ModelFile.open(model.path)
+    return found
 
 
 def draft_for(file: ModelFile, others: Mapping[str, ModelFile]) -> str | None:

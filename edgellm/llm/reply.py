@@ -185,11 +185,6 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
     )  # fmt: skip
 
 
-def _verifies_all(options: ReplyOptions) -> bool:
-    """Return whether every chunk is to be verified."""
-    return options.budget in (None, 1.0) and options.gate in ("auto", "always")
-
-
 def _early_exit(draft: Model | None, options: ReplyOptions, kind: DrafterKind) -> tuple[DrafterKind, str]:
     """Return `kind`, with an early exit if asked for, and why. Raise InvalidOption if it is impossible."""
     if draft is None or not options.early_exit:
@@ -400,7 +395,7 @@ def reporting(engine: PairEngine, options: ReplyOptions) -> Verifier:
     reports = verifier is not None and verifier.capabilities.logprobs
     if engine.linked and not reports:
         why = "the verifier is on another device and does not send them"
-    elif verifier is not None and not _verifies_all(options):
+    elif verifier is not None and not (options.budget in (None, 1.0) and options.gate in ("auto", "always")):
         why = "not every token is verified"
     if why:
         raise InvalidOption(

@@ -72,8 +72,6 @@ class ChatEntry(NamedTuple):
 class HistoryFacts:
     """Facts about a history that reveal none of its content; `size` in bytes, with files that were set aside."""
 
-    path: Path
-    on: bool
     conversations: int
     size: int
     first: datetime | None
@@ -201,7 +199,7 @@ class History(ChatLog):
             rows = "SELECT count(*), min(at), max(at) FROM entry WHERE kind = ? AND typeof(at) = 'integer'"
             count, first, last = db.execute(rows, (self.kind,)).fetchone()
             size = self._total(db) + sum(path.lstat().st_size for path in self._database.aside())
-        return HistoryFacts(self.path, self.on, count, size, _time(first), _time(last))
+        return HistoryFacts(count, size, _time(first), _time(last))
 
     def _total(self, db: DatabaseConnection) -> int:
         return int(db.execute("SELECT total(size) FROM entry WHERE kind = ?", (self.kind,)).fetchone()[0])

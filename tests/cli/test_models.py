@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from edgellm import system
-from edgellm.cli.commands import models as command
 from edgellm.cli.commands import setup
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ComputeDevice
@@ -181,7 +180,7 @@ def test_a_model_that_is_not_here_is_downloaded_if_somebody_says_so(
         assert hub.bytes_sent() == 0
         done = edge("run", "qwen3:0.6b", "Hello", *SHORT, stdin=answer)
         done.told("qwen3:0.6b is not here. Download Qwen3-0.6B-Q8_0.gguf (1.4 MB; asked for)?", code=code)
-    monkeypatch.setattr(command, "other_models", lambda _: {})
+    monkeypatch.setattr("edgellm.llm.abilities.other_models", lambda _: {})
     done = edge("run", "qwen3:4b", "Hello", "--yes", *SHORT)
     assert ids(done) == ids(edge("chat", "Hello", "--draft", "none", "--verifier", "edgellm-verifier", *SHORT))
     done.told("downloading Qwen3-4B-Q4_K_M.gguf (6.8 MB; asked for)", "qwen3:0.6b would draft for it: edgellm pull")

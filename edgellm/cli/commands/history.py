@@ -78,14 +78,14 @@ def _show(store: History, as_json: bool) -> None:
 
     found, there, taken, age = store.facts(), kept(), kept_bytes(), describe_age(max_age())
     if as_json:
-        ui.emit_json({"path": str(found.path), "on": found.on, "conversations": found.conversations, "size": taken,
+        ui.emit_json({"path": str(store.path), "on": store.on, "conversations": found.conversations, "size": taken,
                    "first": found.first and found.first.isoformat(), "last": found.last and found.last.isoformat(),
                    "keep": age, "all": asdict(there)})  # fmt: skip
         return
-    state = "on" if found.on else "off: nothing is kept or read"
+    state = "on" if store.on else "off: nothing is kept or read"
     begin, end = (f"{when:%Y-%m-%d %H:%M} UTC" if when else "-" for when in (found.first, found.last))
     rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", ui.size(taken))]
-    ui.out().print(ui.facts([*rows, ("from", begin), ("to", end), ("path", ui.one_line(str(found.path)))]))
+    ui.out().print(ui.facts([*rows, ("from", begin), ("to", end), ("path", ui.one_line(str(store.path)))]))
 
 
 def conversations(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,12 +17,11 @@ from edgellm.cli.options import AsJson, Yes, catalog_names, known_models, model_
 from edgellm.cli.views import console as ui
 from edgellm.cli.views.console import show as show_rows
 from edgellm.cli.views.progress import download
-from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
+from edgellm.errors import InvalidOption, ModelNotFound
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgellm.engine import ModelFile
 
 _NAME = "Name from `edgellm ls` or `edgellm catalog`, user/repo[:quant], or path."
 Name = Annotated[str, typer.Argument(metavar="MODEL", help=_NAME, autocompletion=model_names)]
@@ -162,7 +160,7 @@ def model_facts(path: Path) -> dict[str, Any]:
     """Return the facts of a model in the order of printing; `sha256` is that of `fingerprint_of`."""
     from edgellm.engine import ModelFile
     from edgellm.engine.gguf.reader import GgufArray
-    from edgellm.llm.abilities import abilities, context_memory
+    from edgellm.llm.abilities import abilities, context_memory, other_models
     from edgellm.spec.sampling import sampling_of
     from edgellm.storage.fingerprint import fingerprint_of, sha256_of
 
@@ -188,18 +186,6 @@ def model_facts(path: Path) -> dict[str, Any]:
         "context_memory": [asdict(row) for row in context_memory(header)],
         "abilities": [asdict(ability) for ability in abilities(model, other_models(path))],
     }  # fmt: skip
-
-
-def other_models(path: Path) -> dict[str, ModelFile]:
-    """Return the models of `edgellm ls` that can be read, except that at `path`, by name."""
-    from edgellm.engine import ModelFile
-
-    found = {}
-    for model in storage.list_models():
-        with suppress(EdgeError):
-            if model.path.resolve() != path.resolve():
-                found[model.name] = ModelFile.open(model.path)
-    return found
 
 
 def run(
@@ -268,7 +254,7 @@ def fitting_draft(name: str, path: Path) -> str:
 
 def _fitting(name: str, path: Path) -> tuple[str, str]:
     from edgellm.engine import ModelFile
-    from edgellm.llm.abilities import draft_for, heads_for
+    from edgellm.llm.abilities import draft_for, heads_for, other_models
     from edgellm.storage.pair_choice import ModelRoom
 
     file, others = ModelFile.open(path), other_models(path)

@@ -43,7 +43,6 @@ def ps(as_json: AsJson = False) -> None:
     for server in found:
         models = [
             server | {"model": model["name"], "draft": model["draft"], "memory": ui.size(sum(model["memory"].values())),
-
                       "used": f"by {model['users']}" if model["users"] else f"{_time(model['idle_s'])} ago",
                       "stays": "until it is stopped" if (left := model["expires_s"]) is None else _time(left)}
             for model in server["models"]
@@ -151,7 +150,8 @@ class SystemdManager:
     def install(self, command: Sequence[str]) -> None:
         """Write the unit, then enable and start it. Raise ServiceFailed where there is no manager of this user."""
         self._ask("show-environment")  # fails without a manager, before a file is written
-        write_state(self.file, unit_text(command, _environment()))
+        kept = {name: os.environ[name] for name in _KEPT if os.environ.get(name)}
+        write_state(self.file, unit_text(command, kept))
         self._ask("daemon-reload")
         self._ask("enable", UNIT)
         self._ask("restart", UNIT)
@@ -178,7 +178,19 @@ class SystemdManager:
 
     @staticmethod
     def _ask(*words: str) -> str:
-        return _call(["systemctl", "--user", *words], "there is no systemd for this user")
+        """Return what systemctl prints. Raise ServiceFailed where it is missing, fails or hangs."""
+        command, instead = ["systemctl", "--user", *words], "Start it yourself: edgellm serve"
+        if shutil.which(command[0]) is None:
+            raise ServiceFailed(f"{command[0]} is not on this system, so nothing can be started at login.", instead)
+        try:
+            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ServiceFailed(f"{shlex.join(command)} failed: {error}.", instead) from error
+        if done.returncode:
+            said = " ".join(done.stderr.split()).rstrip(".") or f"exit code {done.returncode}"
+            reason = f"there is no systemd for this user: {said}" if "bus" in said.lower() else said
+            raise ServiceFailed(f"{shlex.join(command)} failed: {reason}.", instead)
+        return done.stdout
 
 
 def serve_command(words: Sequence[str]) -> list[str]:
@@ -224,26 +236,6 @@ def _quoted(word: str) -> str:
     """Return a word as systemd reads it; percent signs are its own."""
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t").replace("%", "%%")
     return f'"{text}"'
-
-
-def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in _KEPT if os.environ.get(name)}
-
-
-def _call(words: Sequence[str], no_manager: str) -> str:
-    """Run a tool of the system, and return what it prints. Raise ServiceFailed where it is missing, fails or hangs."""
-    instead = "Start it yourself: edgellm serve"
-    if shutil.which(words[0]) is None:
-        raise ServiceFailed(f"{words[0]} is not on this system, so nothing can be started at login.", instead)
-    try:
-        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ServiceFailed(f"{shlex.join(words)} failed: {error}.", instead) from error
-    if done.returncode:
-        said = " ".join(done.stderr.split()).rstrip(".") or f"exit code {done.returncode}"
-        reason = f"{no_manager}: {said}" if "bus" in said.lower() else said
-        raise ServiceFailed(f"{shlex.join(words)} failed: {reason}.", instead)
-    return done.stdout
 
 
 def install_service(
