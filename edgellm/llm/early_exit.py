@@ -19,8 +19,6 @@ from edgellm.spec.protocols import GenerationState
 from edgellm.state import private_folder
 from edgellm.system import cache_dir
 
-THRESHOLD = 0.7  # paper's margin
-
 
 def exit_layers(header: GgufHeader) -> tuple[int, ...]:
     """Return the layers after which an early exit is considered: those of the last quarter of the model. Raises
@@ -53,7 +51,7 @@ class EarlyExits:
         self._parts: dict[int, tuple[Model, Model]] = {}
 
     def open(
-        self, layer: int, spec: ContextSpec, *, threshold: float = THRESHOLD, layers: tuple[int, ...] = (),
+        self, layer: int, spec: ContextSpec, *, threshold: float, layers: tuple[int, ...] = (),
         shared: int | None = None,
     ) -> EarlyExitDrafter:  # fmt: skip
         """Return a drafter that leaves the model after `layer`; the others as for `EarlyExitDrafter`. Raises
@@ -114,7 +112,7 @@ class EarlyExitDrafter(ModelDrafter):
     exits = True
 
     def __init__(
-        self, lower: Model, upper: Model, *, n_ctx: int, threads: int | None, threshold: float = THRESHOLD,
+        self, lower: Model, upper: Model, *, n_ctx: int, threads: int | None, threshold: float,
         layers: tuple[int, ...] = (), shared: int | None = None,
     ) -> None:  # fmt: skip
         """Open contexts over the two shards of a model: `cut(..., 0, e, head=True)` and `cut(..., e + 1, last,

@@ -229,7 +229,7 @@ class MeshOptions:
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `half`: rows are
     sent as 16-bit floats. With `rests`, the model may move after a reply to where the next reply is fastest.
-    `following`: splits that take over from `split`, one after the other. `text`: the model's tokeniser, if it is open.
+    `text`: the model's tokeniser, if it is open.
     """
 
     split: str | None = None
@@ -239,7 +239,6 @@ class MeshOptions:
     sessions: int = SESSIONS
     half: bool = False
     rests: bool = False
-    following: tuple[str, ...] = ()
     text: Model | None = None
 
 
@@ -294,9 +293,7 @@ def open_mesh(
     overhead = overhead_of(header, positions, options.sessions, hardware.cache_type)
     placed, shares = options.placed, _shares(options)
     phases = None if placed is None else placed.phases
-    following = tuple(map(read_split, options.following))
-    if phases is not None and phases.following:
-        following = (phases.following,)
+    following = () if phases is None or not phases.following else (phases.following,)
     placements = [shares, *following, () if phases is None else phases.rest]
     for placement in placements:
         check_stages(file, [share.layers for share in placement])

@@ -143,12 +143,9 @@ def _forget(path: Path) -> bool:
     return removed(path)
 
 
-_SHOWN = 16  # characters of a hash in a file's name
-
-
 def profile_path(draft_hash: str, verifier_hash: str) -> Path:
     """Return the file in the user's data folder for the profile of these two models; it need not exist."""
-    return data_dir() / "profiles" / f"{draft_hash[:_SHOWN]}-{verifier_hash[:_SHOWN]}.json"
+    return data_dir() / "profiles" / f"{draft_hash[:16]}-{verifier_hash[:16]}.json"
 
 
 def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:

@@ -17,7 +17,6 @@ from edgellm.system import cache_dir
 
 SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's cache and Ollama name a model's file by its SHA-256
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
-_MAX_FILES = 256  # files
 _CACHE = "fingerprints.json"
 QUICK_BYTES = 64 * 2**20  # a file up to this size is hashed at once
 _PORTION = 2**18  # bytes that are read at once
@@ -131,10 +130,8 @@ class _PartHash:
                 self._digest.update(buffer[:n])
                 self.read += n
                 reached()
-        digest, cache = self._digest.hexdigest(), _read_cache()
-        cache.pop(str(self.path), None)
-        recent = dict(list(cache.items())[-_MAX_FILES + 1 :])
-        write_cached(cache_dir() / _CACHE, recent | {str(self.path): [*stamp, digest]})
+        digest = self._digest.hexdigest()
+        write_cached(cache_dir() / _CACHE, _read_cache() | {str(self.path): [*stamp, digest]})
         return digest
 
 

@@ -179,7 +179,8 @@ def pieces_of(model: ModelFile, ranges: Collection[LayerRange], progress: Progre
 
 def describe_pieces(model: ModelFile, pieces: Iterable[LayerPiece]) -> Manifest:
     """Return the manifest with these pieces of a model file."""
-    name, layers = _printable(model.name), check_cuttable(model.header)
+    layers = check_cuttable(model.header)
+    name = "".join(char for char in model.name if char.isprintable()).strip()[:MAX_NAME] or "a model"
     return Manifest(fingerprint(model.path), name, model.header.architecture, layers, tuple(sorted(pieces)))
 
 
@@ -209,10 +210,6 @@ def cut_piece(model: ModelFile, layers: LayerRange) -> Iterator[bytes | memoryvi
 
 def _path(fingerprint: str) -> Path:
     return cache_dir() / "recipes" / f"{fingerprint}-{_CUT}.json"
-
-
-def _printable(name: str) -> str:
-    return "".join(char for char in name if char.isprintable()).strip()[:MAX_NAME] or "a model"
 
 
 def _refused(what: str) -> LayersRefused:

@@ -42,8 +42,6 @@ _NO_MODEL = re.compile(
 _USUALLY_NONE = re.compile(
     r"(?:^|[-._])(?:eagle|eagle3)(?:[-._]|$)|[-._](?:mtp|dflash|dspark|assistant|draft|lora)(?:[-._]|$)", re.IGNORECASE
 )
-_MAX_LISTED = 40  # quantisations that a message names
-_MAX_PARTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ def variants(files: Mapping[str, int]) -> list[ModelVariant]:
     for file in sorted(filter(is_model, files)):
         part = _PART.search(file)
         number, count = (int(part[1]), int(part[2])) if part else (1, 1)
-        if 1 <= number <= count <= _MAX_PARTS:
+        if 1 <= number <= count:
             groups.setdefault((_PART.sub("", file), count), {})[number] = file
     return [
         ModelVariant(tuple(parts[number] for number in sorted(parts)), count, sum(files[one] for one in parts.values()))
@@ -141,9 +139,8 @@ def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int 
         raise _incomplete(repo, incomplete[0])
     named = list(dict.fromkeys(labels(usual)))
     closest = difflib.get_close_matches(wanted.upper(), named, n=1, cutoff=0.5)
-    more = f" and {len(named) - _MAX_LISTED} more" if len(named) > _MAX_LISTED else ""
     raise ModelNotFound(
-        f"{repo} has no {wanted}; it has: {', '.join(named[:_MAX_LISTED])}{more}.",
+        f"{repo} has no {wanted}; it has: {', '.join(named)}.",
         f"Choose one of them, such as {repo}:{(closest or named)[0]}.",
     )
 

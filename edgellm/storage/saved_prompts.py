@@ -32,7 +32,6 @@ from edgellm.system import NO_LINKS
 SAVED, UNFINISHED = ".kv", ".new"
 """Endings of names."""
 _HEADING = struct.Struct("<III")  # magic, version, number of tokens
-_MOST_TOKENS = 2**24
 _ABANDONED = 3600.0  # seconds after which a file that is still being written was left by a crash
 _SHARE = 0.5  # share of the free disk space that a file may take
 _log = logging.getLogger(__name__)
@@ -130,7 +129,7 @@ def _sequences(key: str) -> Iterator[tuple[Path, Ids]]:
         try:
             with path.open("rb") as file:
                 _magic, _version, count = _HEADING.unpack(file.read(_HEADING.size))
-                tokens = np.frombuffer(file.read(4 * min(count, _MOST_TOKENS)), np.int32)
+                tokens = np.frombuffer(file.read(4 * count), np.int32)
         except OSError:
             continue
         except (struct.error, ValueError):  # the file ends before the state

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from edgellm.errors import EdgeError, InvalidOption, StateDamaged, VerifierBusy, VerifierLost
-from edgellm.state import read_state
+from edgellm.state import SMALL, read_state
 from edgellm.upstream.rows import RowsUnusable
 
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
@@ -33,7 +33,6 @@ MAX_FACTS = 2**20  # bytes about a server and its models, which are still unknow
 CONNECT_SECONDS = 2.0
 CONNECTIONS = 32
 LONGEST_BUSY = 60.0  # most seconds before a busy server is asked again
-_MAX_KEY = 8192
 _QUOTED = 200  # characters of a server's own message
 _NEXT = "Check the address, and that the server is running."
 T = TypeVar("T")
@@ -98,7 +97,7 @@ def read_key(path: Path | None = None) -> str:
     if path is not None:
         advice = "Give a file that contains nothing but the key."
         try:
-            key, where = (read_state(path, _MAX_KEY, links=True) or b"").decode("latin-1"), str(path)
+            key, where = (read_state(path, SMALL, links=True) or b"").decode("latin-1"), str(path)
         except StateDamaged as error:
             raise InvalidOption(error.what, advice) from None
         if not key.strip():

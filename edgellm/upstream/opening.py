@@ -31,7 +31,6 @@ from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, rea
 from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
 
-_MAX_PROVED = 256  # servers
 DIALECTS = "vllm", "sglang", "llama_server", "ollama", "by_text", "by_ids"
 """The modules of the kinds of servers in the order in which they are asked; the last one takes any other server."""
 
@@ -104,7 +103,7 @@ def open_upstream(
     if upstream.chat_template:
         text.use_chat_template(upstream.chat_template, upstream.name)
     if not known:
-        write_cached(_proved_servers(), [*proved, server][-_MAX_PROVED:])
+        write_cached(_proved_servers(), [*proved, server])
     finding = f"{upstream.dialect} at {url} verifies by {upstream.tier}: {upstream.reason}"
     notices = tuple(_notices(upstream, url, proof, known=known, key=bool(key)))
     identity = hashlib.sha256(f"{upstream.dialect} {upstream.name} {text.vocabulary.fingerprint}".encode()).hexdigest()
@@ -125,7 +124,7 @@ def _tokenizer(sent: bytes, url: ServerURL) -> Model:
 
 
 def _proved_servers() -> Path:
-    """Return the file of servers, their models and the vocabularies that were proved to be theirs, the latest last."""
+    """Return the file of servers, their models and the vocabularies that were proved to be theirs."""
     return cache_dir() / "servers.json"
 
 

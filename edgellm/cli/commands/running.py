@@ -172,10 +172,6 @@ class SystemdManager:
         since = found.get("ExecMainStartTimestamp", "") if running else ""
         return ServiceStatus(True, found.get("UnitFileState") == "enabled", running, pid, since)
 
-    def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        """Return the call of journalctl."""
-        return ["journalctl", "--user", f"--unit={UNIT}", f"--lines={lines}", "--no-pager", *["--follow"] * follow]
-
     @staticmethod
     def _ask(*words: str) -> str:
         """Return what systemctl prints. Raise ServiceFailed where it is missing, fails or hangs."""
@@ -283,7 +279,9 @@ def service_logs(
     lines: int = typer.Option(50, "-n", "--lines", metavar="N", min=1),
     follow: bool = typer.Option(False, "-f", "--follow"),
 ) -> int:
-    return subprocess.call(service_manager().log_command(lines, follow=follow))
+    service_manager()  # raises where there is none
+    shown = f"--unit={UNIT}", f"--lines={lines}", "--no-pager", *["--follow"] * follow
+    return subprocess.call(["journalctl", "--user", *shown])
 
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}

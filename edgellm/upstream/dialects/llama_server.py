@@ -28,7 +28,7 @@ _DRAWING = ("temperature", "top_k", "top_p")
 class LlamaServerUpstream(Upstream):
     """A llama-server, which chooses the free slot with the longest common prefix."""
 
-    dialect, log_switch, most_top, steers = "llama-server", "--verbose", 64, True
+    dialect, log_switch, most_top, steers, decoded = "llama-server", "--verbose", 64, True, "content"
 
     def __init__(self, server: UnknownServer, props: Mapping[str, Any]) -> None:
         """Connect to a server that answers /props with `props`."""
@@ -62,9 +62,6 @@ class LlamaServerUpstream(Upstream):
     def _ends(self, tokens: Sequence[int], request: RowRequest) -> bool:
         """Return whether the token that ended the text is among `tokens`, as only in some versions."""
         return len(tokens) >= request.places or tokens[-1:] == [self._end_of_turn]
-
-    async def detokenize(self, ids: Sequence[int]) -> str | None:
-        return await self._text("/detokenize", {"tokens": list(ids)}, "content")
 
 
 def _seconds(timings: Mapping[str, Any]) -> float | None:

@@ -157,6 +157,8 @@ class Upstream(ABC):
     """True if a request may have a `Steering`."""
     at_once: int | None = None
     """The number of requests that the server computes at once; None if unknown."""
+    decoded: str = ""
+    """The field of an answer at /detokenize with the text; empty without such a path."""
 
     def __init__(self, server: UnknownServer, tier: Tier, reason: str) -> None:
         """Verify by `tier`, for the `reason`, a clause."""
@@ -201,9 +203,11 @@ class Upstream(ABC):
         """Return the file of the server's tokenizer and chat template, a GGUF, if it sends one."""
         return None
 
-    async def detokenize(self, ids: Sequence[int]) -> str | None:  # noqa: ARG002
+    async def detokenize(self, ids: Sequence[int]) -> str | None:
         """Return the text of `ids` by the server's tokenizer, if it takes ids and tells."""
-        return None
+        body = {"model": self.name, "tokens": list(ids), "skip_special_tokens": False}
+        found = await self._told("/detokenize", body, self.decoded) if self.decoded else None
+        return None if found is None else text(found)
 
     async def _told(self, path: str, body: Mapping[str, Any], name: str) -> Any:
         """Return the field `name` of the answer at `path`; None where the server has no such path."""
@@ -213,11 +217,6 @@ class Upstream(ABC):
             if error.status in (404, 405, 501):
                 return None
             raise
-
-    async def _text(self, path: str, body: Mapping[str, Any], name: str) -> str | None:
-        """Return the text that the server makes of tokens; None where it has no such path."""
-        found = await self._told(path, body, name)
-        return None if found is None else text(found)
 
 
 def sampling_fields(sampling: Sampling, temperature: float) -> dict[str, Any]:

@@ -6,7 +6,6 @@ computed again, and from the first drafted token on, that token would have none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from edgellm.spec.types import Sampling
@@ -34,7 +33,7 @@ _PATH = "/generate"
 class SglangUpstream(Upstream):
     """An SGLang server."""
 
-    dialect, log_switch, most_top, steers = "SGLang", "--log-requests", 64, True
+    dialect, log_switch, most_top, steers, decoded = "SGLang", "--log-requests", 64, True, "text"
 
     async def _rows(self, request: RowRequest) -> RowReply:
         decides = request.sampling.greedy or request.decisive
@@ -76,10 +75,6 @@ class SglangUpstream(Upstream):
         said = fields(fields(answer.json).get("meta_info"))
         rows = _written(answer.json, request.top)
         return reply(Tier.CONTINUE, rows, answer, maybe_count(said.get("cached_tokens")))
-
-    async def detokenize(self, ids: Sequence[int]) -> str | None:
-        body = {"model": self.name, "tokens": list(ids), "skip_special_tokens": False}
-        return await self._text("/detokenize", body, "text")
 
 
 def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, top: int) -> dict[str, Any]:

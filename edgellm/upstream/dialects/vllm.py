@@ -8,7 +8,7 @@ a row. The newer runner answers only with computed rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from edgellm.upstream.dialects.by_ids import CompletionsUpstream, named, takes_ids
@@ -40,7 +40,7 @@ _DETAILS = "start vLLM with --enable-prompt-tokens-details to keep prompts from 
 class VllmUpstream(CompletionsUpstream):
     """A vLLM server."""
 
-    dialect, log_switch, steers = "vLLM", "--enable-log-requests", True
+    dialect, log_switch, steers, decoded = "vLLM", "--enable-log-requests", True, "prompt"
 
     def __init__(self, server: UnknownServer, tier: Tier, reason: str, *, top: int, counts: bool = False) -> None:
         """Connect; rows can have `top` likeliest tokens. `counts`: the server reports its cached tokens."""
@@ -85,9 +85,6 @@ class VllmUpstream(CompletionsUpstream):
             return None
         rows = _scored(answer, ids, len(request.draft))
         return None if rows is None else reply(Tier.SCORE, rows, answer, cached)
-
-    async def detokenize(self, ids: Sequence[int]) -> str | None:
-        return await self._text("/detokenize", {"model": self.name, "tokens": list(ids)}, "prompt")
 
 
 def _scoring(model: str, ids: list[int], top: int, sampling: Mapping[str, Any]) -> dict[str, Any]:
