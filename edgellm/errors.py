@@ -136,8 +136,8 @@ class ContextFull(EdgeError):
 class Stopped(EdgeError):
     """The computation was cancelled."""
 
-    def __init__(self) -> None:
-        super().__init__("The reply was cancelled.", "Send the prompt again.")
+    def __init__(self, what: str = "The reply was cancelled.", next_step: str = "Send the prompt again.") -> None:
+        super().__init__(what, next_step)
 
 
 class EngineFailed(EdgeError):
