@@ -18,7 +18,7 @@ from typing import Literal
 import psutil
 
 from edgellm import system
-from edgellm.errors import EdgeError, PeerTooNew, PeerTooOld, ProtocolError, TrustUnusable, VerifierUnreachable
+from edgellm.errors import EdgeError, PeerTooNew, PeerTooOld, ProtocolError, TrustUnusable, VerifierUnreachable, size
 from edgellm.mesh import ENGINES, part_of
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import run_in_network_loop
@@ -77,9 +77,9 @@ def examine_machine() -> Iterator[Finding]:
     free, bound = system.available_memory()
     if free < GIB:
         next_step = "Close programs, or use a smaller model; see: edgellm ls"
-        yield _problem("memory", f"Only {_size(free)} of memory is free: {bound}.", next_step)
+        yield _problem("memory", f"Only {size(free)} of memory is free: {bound}.", next_step)
     else:
-        yield _fine("memory", f"{_size(free)} are {bound}; a model must be smaller than that.")
+        yield _fine("memory", f"{size(free)} are {bound}; a model must be smaller than that.")
     yield from _disks()
     yield clock(datetime.now(UTC))
     if not (trust_folder() / "identity.pem").exists():
@@ -129,7 +129,7 @@ def _graphics_cards(offloads: bool) -> Iterator[Finding]:
     topic = "graphics card"
     cards = [device for device in compute_devices() if device.offloads]
     for card in cards:
-        free = f"{_size(card.free)} of {_size(card.total)} is free, and layers go there first."
+        free = f"{size(card.free)} of {size(card.total)} is free, and layers go there first."
         yield _fine(topic, f"{card.name} ({card.description}): {free}")
     if offloads and not cards:
         what = "llama.cpp was compiled for graphics cards, but finds none: everything runs on the CPU."
@@ -187,7 +187,7 @@ def _disks() -> Iterator[Finding]:
             continue
         devices.add(device)
         free = shutil.disk_usage(folder).free
-        what = f"{_size(free)} is free for {name}, at {folder}."
+        what = f"{size(free)} is free for {name}, at {folder}."
         if free < GIB // 4:
             yield _problem("disk", what, next_step)
         elif free < 4 * GIB:
@@ -200,10 +200,6 @@ def clock(now: datetime) -> Finding:
     """Check the clock. Recorded times depend on it; trust does not."""
     what = f"The clock says {now:%Y-%m-%d %H:%M} UTC."
     return _fine("clock", what) if now >= _EARLIEST else _problem("clock", what, "Set it, or turn on network time.")
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB"
 
 
 LISTEN_SECONDS = 2.5

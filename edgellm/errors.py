@@ -13,6 +13,16 @@ SAME_VERSION = "Run the same version of edgellm on both sides."
 """The next step when two devices do not understand each other."""
 
 
+def size(count: int) -> str:
+    """Format a number of bytes in a suitable unit: 0 B, 12.3 kB, 4.0 MB, 1.2 GB."""
+    amount, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
 class EdgeError(Exception):
     """Base class of every error that edgellm raises on purpose."""
 

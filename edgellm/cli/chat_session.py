@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions
-from edgellm.cli.views.console import announce, counted, say, size
+from edgellm.cli.views.console import announce, counted, say
 from edgellm.cli.views.progress import Loading, download
-from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong
+from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong, size
 from edgellm.storage.chat_log import Conversation, Conversations, History
 from edgellm.storage.model_files import HOME, SMOLLM2, resolve_pair
 from edgellm.system import cache_dir

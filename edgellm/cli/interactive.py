@@ -23,9 +23,9 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 
 from edgellm import storage
-from edgellm.cli.views.console import coloured, err, fail, grid, one_line, read_text, say, size
+from edgellm.cli.views.console import coloured, err, fail, grid, one_line, read_text, say
 from edgellm.cli.views.reply_printer import Display, Heard, print_again, print_legend, print_reply, print_stats
-from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption
+from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, size
 from edgellm.storage.chat_log import typed_lines
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, g
 
 import typer
 
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.errors import EdgeError, InvalidOption, size
 from edgellm.spec.params import AS_MODEL, Completion, Flag, flag, flags_of
 
 if TYPE_CHECKING:
@@ -179,7 +179,6 @@ def _completes(known: Callable[[], Iterable[tuple[str, str]]]) -> Completion:
 @_completes
 def model_names() -> Iterator[tuple[str, str]]:
     """Yield the models on this machine, with their sizes."""
-    from edgellm.cli.views.console import size
     from edgellm.storage import list_models
 
     yield from ((model.name, f"{model.origin}, {size(model.size)}") for model in list_models())
@@ -188,7 +187,6 @@ def model_names() -> Iterator[tuple[str, str]]:
 @_completes
 def catalog_names() -> Iterator[tuple[str, str]]:
     """Yield the models of the catalogue, with their sizes."""
-    from edgellm.cli.views.console import size
     from edgellm.storage import catalog
 
     yield from ((model.name, f"{model.title}, {size(model.size)}") for model in catalog().models.values())

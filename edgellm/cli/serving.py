@@ -24,11 +24,11 @@ from edgellm.cli.options import (
     upstream_options,
 )
 from edgellm.cli.server_options import HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
-from edgellm.cli.views.console import announce, print_event, say, size
+from edgellm.cli.views.console import announce, print_event, say
 from edgellm.cli.views.progress import Loading
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.errors import EdgeError, InvalidOption, size
 from edgellm.http.model_host import ServedModel
 from edgellm.llm import AUTO, LLM
 from edgellm.llm.model_loading import named

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from edgellm import system
 from edgellm.engine import ModelFile
-from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreFull
+from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreFull, size
 from edgellm.layer_range import LayerRange
 from edgellm.state import MONTH, from_json, hold_lock, private_folder, read_cached, write_state
 from edgellm.storage.fingerprint import fingerprint
@@ -206,8 +206,7 @@ class LayerStore:
                 what = f"{f'{len(pieces)} pieces' if len(pieces) > 1 else pieces[0]} of {manifest.name}"
                 if (requested := sum(piece.size for piece in pieces)) > self.limit:
                     raise StoreFull(
-                        f"{what} would take {gigabytes(requested)}, more than the store's limit of"
-                        f" {gigabytes(self.limit)}.",
+                        f"{what} would take {size(requested)}, more than the store's limit of {size(self.limit)}.",
                         "Raise the limit on that device, or plan fewer layers for it.",
                     )
                 missing = [piece for piece in pieces if self.find(piece) is None]
@@ -276,13 +275,13 @@ class LayerStore:
                 over, short = over - file.size, short - file.size_on_disk
         if over > 0:
             raise StoreFull(
-                f"The store has no room for {what}: it would exceed its limit of {gigabytes(self.limit)} by"
-                f" {gigabytes(over)}. The other layers there are in use, or belong to other devices.",
+                f"The store has no room for {what}: it would exceed its limit of {size(self.limit)} by"
+                f" {size(over)}. The other layers there are in use, or belong to other devices.",
                 "Raise the limit there, stop programs that use layers, or remove some: edgellm mesh layers clean",
             )
         if short > 0:
             raise DiskFull(
-                f"The disk is too full for {what}: {gigabytes(short)} more are needed.",
+                f"The disk is too full for {what}: {size(short)} more are needed.",
                 "Free some space there; what has arrived is kept.",
             )
         for file in removable:
@@ -384,11 +383,6 @@ def cut_layers(
                         incoming.append(portion)
                     incoming.finish()
             done(piece)
-
-
-def gigabytes(size: int) -> str:
-    """Return a size in bytes as a text for people."""
-    return f"{size / 1e9:.2f} GB"
 
 
 def _reduced(records: Iterable[_Record], hashes: Collection[str]) -> list[_Record]:

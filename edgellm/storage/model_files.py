@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from edgellm import system
-from edgellm.errors import InvalidOption, ModelNotFound, StateDamaged
+from edgellm.errors import InvalidOption, ModelNotFound, StateDamaged, size
 from edgellm.state import read_json
 from edgellm.storage.catalog import CatalogModel, catalog
 from edgellm.storage.quants import choose, is_model, labels, quant_of, variants
@@ -266,7 +266,7 @@ def find(name: HubName) -> StoredModel:
         if models:
             what = f"; available of {name.repo_id}: {', '.join(labels(models))}."
         announced = not found and known is not None and known[1] == known[0].quant
-        facts = f" ({known[0].size / 1e9:.1f} GB, {known[0].hub_name})" if known is not None and announced else ""
+        facts = f" ({size(known[0].size)}, {known[0].hub_name})" if known is not None and announced else ""
         fetch_it = f"Fetch it with: edgellm pull {name.short}{facts}"
         raise ModelNotFound(f"{name.short} is not on this machine{what}", fetch_it) from error
     return next(model for model in stored(name, files) if model.path == files[chosen[0]])
@@ -327,10 +327,9 @@ def packaged_here(model: CatalogModel) -> StoredModel:
     """Return a model out of a Python package that is here."""
     path = packaged_path(model)
     if not path.is_file():
-        size = 0 if model.wheel is None else model.wheel.size
-        raise ModelNotFound(
-            f"{model.name} is not on this machine.", f"Fetch it with: edgellm pull {model.name} ({size / 1e6:.0f} MB)"
-        )
+        takes = size(0 if model.wheel is None else model.wheel.size)
+        fetch_it = f"Fetch it with: edgellm pull {model.name} ({takes})"
+        raise ModelNotFound(f"{model.name} is not on this machine.", fetch_it)
     return StoredModel(model.name, (path,), path.stat().st_size, "package")
 
 

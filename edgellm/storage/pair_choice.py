@@ -13,7 +13,7 @@ import numpy as np
 from edgellm import system
 from edgellm.engine.hardware import compute_devices
 from edgellm.engine.memory_fit import spare_memory
-from edgellm.errors import InvalidOption, MemoryShort
+from edgellm.errors import InvalidOption, MemoryShort, size
 from edgellm.storage.catalog import Catalog, CatalogModel
 from edgellm.storage.quants import MEMORY_SHARE
 
@@ -43,9 +43,7 @@ class ModelRoom:
         """Return this machine's room now. `measure` its memory's speed, too, which takes half a second."""
         free, bound = system.available_memory()
         share = int(MEMORY_SHARE * system.total_memory())
-        reason = (
-            f"{bound}, {free / 1e9:.1f} GB" if free < share else f"three quarters of its memory, {share / 1e9:.1f} GB"
-        )
+        reason = f"{bound}, {size(free)}" if free < share else f"three quarters of its memory, {size(share)}"
         cards = [card for card in compute_devices() if card.kind == "gpu"]
         host = PROCESSOR
         if sys.platform == "darwin" and cards:  # a Mac's cards share the machine's memory
@@ -99,7 +97,7 @@ def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> Pai
             raise InvalidOption(f"The catalogue has no {wanted!r}.", "See: edgellm catalog")
         if (proposal := _fitted(catalog, found[0], room)) is None:
             raise MemoryShort(
-                f"{found[0].name} has {_gb(found[0].size)} of weights; there is room for {_gb(room.weights)}.",
+                f"{found[0].name} has {size(found[0].size)} of weights; there is room for {size(room.weights)}.",
                 "Leave --verifier out for one that fits, or split it over several devices: edgellm mesh plan.",
             )
         return proposal
@@ -107,8 +105,8 @@ def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> Pai
     if not fitting:
         least = min((catalog.models[name] for name in catalog.setup), key=lambda model: model.size)
         raise MemoryShort(
-            f"No pair of the catalogue fits: {least.name} has {_gb(least.size)} of weights, and there is room for"
-            f" {_gb(room.weights)} ({room.reason}).",
+            f"No pair of the catalogue fits: {least.name} has {size(least.size)} of weights, and there is room for"
+            f" {size(room.weights)} ({room.reason}).",
             "Close other programs, or use the bundled pair: edgellm chat",
         )
     fast = (one for one in fitting if one.tokens_per_second is None or one.tokens_per_second >= COMFORTABLE)
@@ -118,12 +116,12 @@ def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> Pai
 def _fitted(catalog: Catalog, verifier: CatalogModel, room: ModelRoom) -> PairProposal | None:
     if (place := room.place(verifier.size)) is None:
         return None
-    reasons = [f"{_gb(verifier.size)} of weights, and there is room for {_gb(room.weights)} ({room.reason})"]
+    reasons = [f"{size(verifier.size)} of weights, and there is room for {size(room.weights)} ({room.reason})"]
     speed = None
     if place.in_memory and room.read_speed is not None:
         read = verifier.bytes_per_token * place.in_memory // verifier.size
         speed = room.read_speed / read
-        reasons.append(f"a token reads {_gb(read)} from memory, which gives {_gb(int(room.read_speed))} a second")
+        reasons.append(f"a token reads {size(read)} from memory, which gives {size(int(room.read_speed))} a second")
     draft, draft_on = None if verifier.draft is None else catalog.models[verifier.draft], ""
     if draft is None:
         reasons.append("no smaller model in the catalogue has its tokenizer")
@@ -137,10 +135,6 @@ def _fitted(catalog: Catalog, verifier: CatalogModel, room: ModelRoom) -> PairPr
     else:
         draft_on = beside.on
     return PairProposal(verifier, place.on, draft, draft_on, speed, tuple(reasons))
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"
 
 
 def memory_speed() -> float:

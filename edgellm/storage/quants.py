@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgellm.errors import ModelNotFound
+from edgellm.errors import ModelNotFound, size
 
 DEFAULT = "Q4_K_M"
 
@@ -181,8 +181,7 @@ def _suitable(models: Sequence[ModelVariant], memory: int | None) -> QuantChoice
 def _too_large(model: ModelVariant, memory: int | None) -> str:
     if memory is None or model.size <= MEMORY_SHARE * memory:
         return ""
-    size, here = (f"{n / 1e9:.1f} GB" for n in (model.size, memory))
-    return f"{size} of weights are more than three quarters of this machine's memory of {here}"
+    return f"{size(model.size)} of weights are more than three quarters of this machine's memory of {size(memory)}"
 
 
 def _incomplete(repo: str, model: ModelVariant) -> ModelNotFound:

@@ -6,7 +6,7 @@ from shutil import rmtree
 
 import pytest
 
-from edgellm.cli.views.console import size
+from edgellm.errors import size
 from edgellm.llm.pair_stats import kept_bytes
 from edgellm.storage import History
 from edgellm.storage.chat_log import Conversations

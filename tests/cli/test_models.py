@@ -35,7 +35,7 @@ def test_pull_says_what_was_chosen_and_why(edge: Edge, hub: Hub, monkeypatch: py
     monkeypatch.setattr(system, "total_memory", lambda: 100_000)
     devices = [ComputeDevice("Vulkan0", "", "igpu", 0, 10**9)]
     monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: devices)
-    larger = "0.0 GB of weights are more than three quarters of this machine's memory of 0.0 GB"
+    larger = "of weights are more than three quarters of this machine's memory of 100.0 kB"
     edge("pull", f"{REPO}:Q8_0").told(larger)
     devices.append(ComputeDevice("CUDA0", "", "gpu", 0, 10**6))
     assert larger not in edge("pull", f"{REPO}:Q8_0").err

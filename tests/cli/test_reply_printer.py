@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgellm.cli.views import progress
-from edgellm.cli.views.console import SOURCES, decode, harmless, size
+from edgellm.cli.views.console import SOURCES, decode, harmless
 from edgellm.cli.views.progress import Loading, PromptBar
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.engine import Context, ContextSpec, Model
-from edgellm.errors import InputNotText
+from edgellm.errors import InputNotText, size
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Event, Explanation, Notice, PromptProgress, Source, Token

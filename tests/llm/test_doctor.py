@@ -135,7 +135,7 @@ def test_a_graphics_card_is_shown_with_its_memory(me: Trust, monkeypatch: pytest
     monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: [card])
     found = only(diagnostics.examine_machine(), "graphics card")
     assert found.state == "ok"
-    assert found.what == "CUDA0 (a card): 10.0 GiB of 12.0 GiB is free, and layers go there first."
+    assert found.what == "CUDA0 (a card): 10.7 GB of 12.9 GB is free, and layers go there first."
 
 
 @pytest.mark.parametrize(("kind", "told"), [("DISCRETE_GPU", True), ("INTEGRATED_GPU", True), ("CPU", False)])

@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
         propose(catalog(), with_memory(6), "llama3.3:70b")
     assert "edgellm mesh plan" in raised.value.next_step
     assert "--verifier" in raised.value.next_step
-    with pytest.raises(MemoryShort, match=r"No pair of the catalogue fits: smollm2:135m has 0.1 GB"):
+    with pytest.raises(MemoryShort, match=r"No pair of the catalogue fits: smollm2:135m has 144.8 MB"):
         propose(catalog(), with_memory(0.1))
     with pytest.raises(InvalidOption, match="The catalogue has no 'nothing:1b'"):
         propose(catalog(), FAST, "nothing:1b")

@@ -10,7 +10,7 @@ import typer
 
 from edgellm.cli.options import AsJson, Yes
 from edgellm.cli.views import console as ui
-from edgellm.errors import InvalidOption
+from edgellm.errors import InvalidOption, size
 from edgellm.storage import History
 from edgellm.storage.chat_log import VARIABLE, Conversations, describe_age, max_age, parse_age, set_max_age
 
@@ -84,7 +84,7 @@ def _show(store: History, as_json: bool) -> None:
         return
     state = "on" if store.on else "off: nothing is kept or read"
     begin, end = (f"{when:%Y-%m-%d %H:%M} UTC" if when else "-" for when in (found.first, found.last))
-    rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", ui.size(taken))]
+    rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", size(taken))]
     ui.out().print(ui.facts([*rows, ("from", begin), ("to", end), ("path", ui.one_line(str(store.path)))]))
 
 

@@ -11,9 +11,9 @@ import typer
 
 from edgellm.cli import options
 from edgellm.cli.options import option
-from edgellm.cli.views.console import Columns, emit, emit_json, format_age, make_sure, one_line, say, show, size, tell
+from edgellm.cli.views.console import Columns, emit, emit_json, format_age, make_sure, one_line, say, show, tell
 from edgellm.cli.views.progress import Loading, activity
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.errors import EdgeError, InvalidOption, size
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 from edgellm.storage import fingerprint, resolve
 

@@ -17,7 +17,7 @@ from edgellm.cli.options import AsJson, Yes, catalog_names, known_models, model_
 from edgellm.cli.views import console as ui
 from edgellm.cli.views.console import show as show_rows
 from edgellm.cli.views.progress import download
-from edgellm.errors import InvalidOption, ModelNotFound
+from edgellm.errors import InvalidOption, ModelNotFound, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,7 +48,7 @@ def catalog(family: str | None = typer.Argument(None, metavar="[FAMILY]"), as_js
     hint = "Download one with: edgellm pull NAME; another quantisation with NAME-q8_0. Sizes are from lists."
     columns: ui.Columns = {
         "NAME": "name",
-        " SIZE": lambda row: ui.size(row["size"]),
+        " SIZE": lambda row: size(row["size"]),
         " CONTEXT": lambda row: f"{row['context']:,}",
         "DRAFT MODEL": "draft",
         "HERE": lambda row: "yes" if row["here"] else "-",
@@ -68,10 +68,10 @@ def pull(
         ui.say(f"{plan.warning}.")
     parts = f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
     if plan.path is not None:
-        ui.say(f"{ui.one_line(plan.file)} is already on this machine ({ui.size(plan.size)}{parts}; {plan.reason}).")
+        ui.say(f"{ui.one_line(plan.file)} is already on this machine ({size(plan.size)}{parts}; {plan.reason}).")
         pulled = storage.fetch(plan)
     else:
-        ui.say(f"downloading {ui.one_line(plan.file)} ({ui.size(plan.size)}{parts}; {plan.reason})")
+        ui.say(f"downloading {ui.one_line(plan.file)} ({size(plan.size)}{parts}; {plan.reason})")
         (pulled,) = download([plan])
     row = {"name": name, "file": plan.file, "files": [file.name for file in plan.files], "path": str(pulled.path),
            "size": plan.size, "reason": plan.reason, "warning": plan.warning, "renamed": plan.renamed,
@@ -87,7 +87,7 @@ def add(
     model = storage.add(file, name)
     row = {"name": model.name, "path": str(model.path), "size": model.size}
     ui.tell(
-        row, as_json, f"{model.name} is {model.path.resolve()} now ({ui.size(model.size)}); the file stays where it is."
+        row, as_json, f"{model.name} is {model.path.resolve()} now ({size(model.size)}); the file stays where it is."
     )
 
 
@@ -102,7 +102,7 @@ def ls(as_json: AsJson = False) -> None:
     hint = "These know little more than a made-up home. For a real pair: edgellm setup" if bundled else ""
     columns: ui.Columns = {
         "NAME": "name",
-        " SIZE": lambda row: ui.size(row["size"]),
+        " SIZE": lambda row: size(row["size"]),
         "SOURCE": lambda row: row["repository"] if row["origin"] == "hub" else row["origin"],
     }
     show_rows(rows, columns, as_json, empty=hint, hint=hint)
@@ -126,12 +126,12 @@ def _described(key: str, value: Any) -> Iterator[tuple[str, RenderableType]]:
             yield ability["name"], Text.assemble(able, ui.harmless(ability["reason"]))
     elif key == "context_memory":
         for row in value:
-            cache, index, attention = (ui.size(row[part]) for part in ("cache", "index", "attention"))
+            cache, index, attention = (size(row[part]) for part in ("cache", "index", "attention"))
             more = f", {attention} for importance gates and profiles" if row["attention"] else ""
             yield "memory", f"{row['tokens']:,} tokens: {cache} of keys and values, about {index} for copies{more}"
     elif key == "parts":
         for part in value:
-            yield "part", ui.harmless(f"{part['sha256']}  {ui.size(part['size'])}  {Path(part['path']).name}")
+            yield "part", ui.harmless(f"{part['sha256']}  {size(part['size'])}  {Path(part['path']).name}")
     elif key == "main_type":
         yield "weights", "-" if value is None else f"{value[1]:.0%} {value[0]}"
     elif key == "sampling":
@@ -140,14 +140,14 @@ def _described(key: str, value: Any) -> Iterator[tuple[str, RenderableType]]:
     elif value is None or isinstance(value, bool):
         yield name, {None: "-", True: "yes", False: "no"}[value]
     elif isinstance(value, int):
-        yield name, ui.size(value) if key == "size" else f"{value:,}"
+        yield name, size(value) if key == "size" else f"{value:,}"
     else:
         yield name, ui.harmless(str(value))
 
 
 def rm(name: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     models = storage.removable(name)
-    listed = ", ".join(f"{model.name} ({ui.size(model.size)})" for model in models)
+    listed = ", ".join(f"{model.name} ({size(model.size)})" for model in models)
     if models[0].origin == "added":
         listed = f"the name {name}; its file stays: {models[0].path.resolve()}"
     ui.make_sure("remove", listed, yes=yes)
@@ -237,7 +237,7 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
         return plan.path
     if plan.warning:
         ui.say(f"{plan.warning}.", style="yellow")
-    about = f"{ui.one_line(plan.file)} ({ui.size(plan.size)}; {plan.reason})"
+    about = f"{ui.one_line(plan.file)} ({size(plan.size)}; {plan.reason})"
     if yes:
         ui.say(f"downloading {about}")
     elif not typer.confirm(f"{name} is not here. Download {about}?", default=True, err=True):

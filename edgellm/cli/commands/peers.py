@@ -14,9 +14,9 @@ import typer
 from rich.text import Text
 
 from edgellm.cli.options import AsJson, Interfaces, completion, peer_names
-from edgellm.cli.views.console import Columns, emit_json, err, facts, format_age, one_line, say, show, size
+from edgellm.cli.views.console import Columns, emit_json, err, facts, format_age, one_line, say, show
 from edgellm.cli.views.progress import activity
-from edgellm.errors import InvalidOption, PairingFailed, ServerUnreachable, VerifierUnreachable
+from edgellm.errors import InvalidOption, PairingFailed, ServerUnreachable, VerifierUnreachable, size
 from edgellm.rpc import DEFAULT_PORT, PAIRING_PORT
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from edgellm.cli.options import DEFAULT, DEFAULT_DRAFT, AsJson, Interfaces, model_names
 from edgellm.cli.views import console as ui
-from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable, ServiceFailed
+from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable, ServiceFailed, size
 from edgellm.state import write_state
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def ps(as_json: AsJson = False) -> None:
     rows = []
     for server in found:
         models = [
-            server | {"model": model["name"], "draft": model["draft"], "memory": ui.size(sum(model["memory"].values())),
+            server | {"model": model["name"], "draft": model["draft"], "memory": size(sum(model["memory"].values())),
                       "used": f"by {model['users']}" if model["users"] else f"{_time(model['idle_s'])} ago",
                       "stays": "until it is stopped" if (left := model["expires_s"]) is None else _time(left)}
             for model in server["models"]

@@ -12,9 +12,9 @@ import typer
 from edgellm import storage
 from edgellm.cli.commands.config import write_settings
 from edgellm.cli.options import DEVICES, catalog_names, option, with_records
-from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, size, table, tell
+from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, table, tell
 from edgellm.cli.views.progress import download
-from edgellm.errors import EdgeError, InvalidOption, PullFailed
+from edgellm.errors import EdgeError, InvalidOption, PullFailed, size
 from edgellm.system import config_file
 
 if TYPE_CHECKING:

@@ -57,16 +57,6 @@ def read_text(path: Path, next_step: str = "Check the path.") -> str:
         raise InvalidOption(f"{path} cannot be read: {error.strerror}.", next_step) from error
 
 
-def size(count: int) -> str:
-    """Format a number of bytes in a suitable unit: 0 B, 12.3 kB, 4.0 MB, 1.2 GB."""
-    amount, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if amount < 1000:
-            break
-        amount, unit = amount / 1000, larger
-    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
 def counted(count: int, noun: str) -> str:
     """Format a number of things: 1 device, 2 devices."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.console import emit_json, err, one_line, out, say, size, table
+from edgellm.cli.views.console import emit_json, err, one_line, out, say, table
 from edgellm.coldstart.plan import Plan, PlannedStage, PlanOption, format_seconds
+from edgellm.errors import size
 from edgellm.llm.mesh_timeline import Replies, comparison, planned_for
 
 if TYPE_CHECKING:

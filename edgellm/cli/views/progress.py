@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from edgellm.cli.views.console import err, harmless, is_terminal, one_line, say, size
+from edgellm.cli.views.console import err, harmless, is_terminal, one_line, say
+from edgellm.errors import size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -19,6 +19,7 @@ from rich.text import Text
 from edgellm.cli.options import option
 from edgellm.cli.views import console as ui
 from edgellm.cli.views.progress import PromptBar
+from edgellm.errors import size
 
 if TYPE_CHECKING:
     from edgellm.cli.views.markdown_stream import MarkdownWriter
@@ -264,8 +265,8 @@ def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]
     yield guesses, "", "verdicts predicted", "while they were pending"
     yield summary.stall_hidden, ".0%", "of waiting hidden", "spent on drafts that were used"
     yield summary.bytes_per_chunk, ".0f", "bytes per chunk", "sent and received, with the prompt's share"
-    yield ui.size(summary.bytes_up), "", "up", "sent to the verifier"
-    yield ui.size(summary.bytes_down), "", "down", "received from it"
+    yield size(summary.bytes_up), "", "up", "sent to the verifier"
+    yield size(summary.bytes_down), "", "down", "received from it"
     yield summary.seed, "", "seed", "repeats a sampled reply with --seed"
     yield summary.finish_reason, "", "ended by", "stop: the model; length: the limit; cancelled: you"
 

@@ -26,7 +26,7 @@ from typing import IO, Any, BinaryIO, TypeAlias
 
 from filelock import FileLock, Timeout
 
-from edgellm.errors import DiskFull, ModelCorrupt, ModelUnsupported, PullFailed
+from edgellm.errors import DiskFull, ModelCorrupt, ModelUnsupported, PullFailed, size
 from edgellm.isolation.child import POLL_SECONDS
 from edgellm.storage.catalog import CatalogModel, Wheel
 from edgellm.storage.fingerprint import SHA256, sha256_of
@@ -177,7 +177,7 @@ def _receive_all(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO,
             failures += 1
             if failures >= ATTEMPTS:
                 raise PullFailed(
-                    f"The download of {remote.name} stopped at {_mb(file.tell())} of {_mb(remote.size)}: {reason}.",
+                    f"The download of {remote.name} stopped at {size(file.tell())} of {size(remote.size)}: {reason}.",
                     "Pull it again to resume: the downloaded part is kept.",
                 )
             time.sleep(min(2.0 ** (failures - 1), 8.0))
@@ -221,13 +221,9 @@ def check_space(folder: Path, needed: int) -> None:
 def _disk_full(folder: Path, needed: int) -> DiskFull:
     free = shutil.disk_usage(folder).free
     return DiskFull(
-        f"The disk of {folder} is too full: {_mb(needed)} are still needed, {_mb(free)} are free.",
+        f"The disk of {folder} is too full: {size(needed)} are still needed, {size(free)} are free.",
         "Free some space (`edgellm rm` removes models), then pull it again: the downloaded part is kept.",
     )
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
 
 
 _TIMEOUT = 5  # seconds without an answer of the index, after which it is asked once more
