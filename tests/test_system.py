@@ -47,9 +47,7 @@ def test_locked_parts_of_a_file_are_seen_by_whoever_opens_it_and_never_on_window
         assert list(system.locked_parts(two.fileno())) == []
 
 
-def test_files_have_owners_and_modes_where_the_system_knows_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_have_owners_and_modes_where_systems_know_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.touch(0o644)
     assert system.is_mine(path.stat())

@@ -39,9 +39,7 @@ def test_a_quick_run_writes_a_trial(name: str, folder: Path, capsys: pytest.Capt
     assert found["commit"] == head.stdout.strip()
 
 
-def test_a_run_as_declared_is_the_result_and_any_other_one_a_trial(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_as_declared_is_the_result_any_other_a_trial(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = replace(benchmarks()["csgo/exact"], settings={"instances": 1})
     assert run(one, [], as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["instances"] == 1
@@ -64,9 +62,7 @@ def test_a_run_as_declared_is_the_result_and_any_other_one_a_trial(
         (["run", "synera/pair_quality", "--cache-type", "q2"], "q2"),
     ],
 )
-def test_what_cannot_be_run_is_said_before_anything_is(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_run_is_said_beforehand(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
@@ -85,9 +81,7 @@ def test_lists_and_results_are_json_too(capsys: pytest.CaptureFixture[str]) -> N
     assert "fleets of each family" in shown
 
 
-def test_a_result_is_stale_once_a_module_that_it_measures_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_is_stale_once_a_module_it_measures_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         done = subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -142,9 +142,7 @@ def test_a_chat_in_this_process_imports_no_network() -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_names_of_models_and_gates_complete(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_and_gate_names_complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert [name for name, _ in model_names("EDGE")] == ["edgellm-draft", "edgellm-verifier"]
     monkeypatch.setenv("_EDGELLM_COMPLETE", "complete_zsh")
     for words, wanted, other in (
@@ -170,9 +168,7 @@ def listed(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize("context", [pytest.param(one, id=one.command_path) for one in commands()])
-def test_a_short_page_is_short_the_other_has_everything_and_all_is_completed(
-    context: typer.Context, edge: Edge
-) -> None:
+def test_a_short_page_is_short_the_other_has_all_and_all_is_completed(context: typer.Context, edge: Edge) -> None:
     words, known = context.command_path.split()[1:], options(context)
     short, whole = edge(*words, "--help"), edge(*words, "--help-all")
     assert (short.code, whole.code) == (0, 0)
@@ -323,9 +319,7 @@ REFUSED = {
 
 @pytest.mark.usefixtures("phone", "cache")
 @pytest.mark.parametrize("line", REFUSED)
-def test_it_is_one_line_with_a_next_step(
-    edge: Edge, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_a_line_with_a_next_step(edge: Edge, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a user with a paired device that is never there, and without services."""
     monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -161,9 +161,7 @@ def test_a_history_that_cannot_be_used_is_told_and_does_no_harm(edge: Edge, tmp_
     edge("chat", "Hello", *ALONE).told("Past conversations are not used")
 
 
-def test_the_history_is_shown_switched_limited_and_cleared(
-    edge: Edge, kept: History, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_history_is_shown_switched_limited_cleared(edge: Edge, kept: History, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = kept.facts()
     assert facts.first is not None
     assert facts.last is not None

@@ -242,9 +242,7 @@ def test_a_conversation_with_commands(talk: Conversing, tmp_path: Path, capsys: 
     assert len(Conversations().all()) == 1
 
 
-def test_what_was_written_without_the_verifier_is_checked_on_request(
-    talk: Conversing, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_verifier_checked_is_checked_on_request(talk: Conversing, capsys: pytest.CaptureFixture[str]) -> None:
     alone = Chat(talk.session.pair, ReplyOptions(max_tokens=30, gate="never"))
     talk = Conversing(alone, Display(), ChatPairOpener(ReplyOptions(), HardwareOptions(), history=False), PAIR)
     for line, says, share in (
@@ -257,9 +255,7 @@ def test_what_was_written_without_the_verifier_is_checked_on_request(
     assert texts(talk) == [ASKED, "I do not know that yet. Tell me, and I will remember it."]
 
 
-def test_another_model_goes_on_with_the_conversation(
-    talk: Conversing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_model_goes_on_with_it(talk: Conversing, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     talk.enter("/context notes.txt")
     talk.enter(ASKED)
     with pytest.raises(ModelNotFound):

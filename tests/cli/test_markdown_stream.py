@@ -140,9 +140,7 @@ def test_code_that_a_notice_interrupts_is_shown_whole_behind_it(monkeypatch: pyt
     assert screen.shown == "a notice\n```python\n# one **two**\n# three **four**\n```\n\nEnd here."
 
 
-def test_a_thought_stays_as_it_is_and_the_answer_is_drawn_without_another_token(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_thought_stays_and_the_answer_is_drawn_without_another_token(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = shown([], monkeypatch)
     writer = MarkdownWriter()
     writer.write("a **thought**", THOUGHT)

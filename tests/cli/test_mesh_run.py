@@ -212,9 +212,7 @@ def test_each_plan_that_is_deployed_runs_with_few_pieces(edge: Edge, tmp_path: P
         edge(*RUN, "--split", f"{one}:1-6,here:7-12").told(says)
 
 
-def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
-    edge: Edge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_else_means_this_device_alone_and_no_measuring(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.cli.commands.mesh.survey_workers", None)
     done = edge(*RUN, "--json").told("No other device can be used, so this one holds all layers")
     assert stages(done) == {"here": (1, 12)}

@@ -43,9 +43,7 @@ def test_pull_says_what_was_chosen_and_why(edge: Edge, hub: Hub, monkeypatch: py
     edge("pull", f"{REPO}:Q8_0").told(larger)
 
 
-def test_a_split_model_is_pulled_and_shown_like_the_whole(
-    edge: Edge, hub: Hub, draft_path: Path, tmp_path: Path
-) -> None:
+def test_a_split_model_is_pulled_and_shown_like_a_whole(edge: Edge, hub: Hub, draft_path: Path, tmp_path: Path) -> None:
     paths = ModelFile.open(split(draft_path, tmp_path, 2)).paths
     hub.repos["ann/split-GGUF"] = {f"Q8_0/{path.name}": path.read_bytes() for path in paths}
     hub.renamed = {"ann/former-GGUF": "ann/split-GGUF"}
@@ -74,9 +72,7 @@ def test_a_file_is_given_a_name_listed_used_and_forgotten(edge: Edge, hub: Hub, 
     edge("rm", "mine", "--yes").told(f"its file stays: {draft_path}")
 
 
-def test_show_tells_what_a_model_is_and_lets_it_not_command_the_terminal(
-    edge: Edge, hub: Hub, draft_path: Path
-) -> None:
+def test_show_tells_what_a_model_is_and_lets_it_command_no_terminal(edge: Edge, hub: Hub, draft_path: Path) -> None:
     edge("show", "edgellm-draft").told("llama", "%")
     facts = edge("show", str(draft_path), "--json").answer
     assert (facts["size"], facts["chat_template"]) == (draft_path.stat().st_size, True)
@@ -230,9 +226,7 @@ def test_a_pair_is_proposed_downloaded_and_used_from_then_on(edge: Edge, smalles
     assert smallest.bytes_sent() == 0
 
 
-def test_the_larger_verifier_of_a_paired_device_is_used(
-    edge: Edge, smallest: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_paired_devices_larger_verifier_is_used(edge: Edge, smallest: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     info = SimpleNamespace(rights=frozenset(Right), offers=[
         OfferedModel("verifier", "Qwen3.6-27B-Q4_K_M.gguf", 16_817_244_384, "ab"),
         OfferedModel("verifier", "unknown.gguf", 90 * 10**9, "ab"),

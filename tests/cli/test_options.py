@@ -96,9 +96,7 @@ def tokens(done: Done) -> int:
     return int(done.told().lines[-1]["summary"]["tokens"])
 
 
-def test_the_command_line_comes_before_a_variable_and_that_before_the_file(
-    edge: Edge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_precedes_a_variable_and_that_the_file(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("chat", "--json", QUESTION)
     settings_are("[chat]\nmax-tokens = 3\n")
     assert tokens(edge(*words)) == 3

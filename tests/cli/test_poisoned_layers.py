@@ -131,9 +131,7 @@ def test_other_layers_under_the_same_model_are_not_computed(
         assert (after.code, after.out, "lost" in after.err) == (0, before.out, False)
 
 
-def test_who_has_other_layers_refuses_and_the_coordinator_says_so(
-    edge: Edge, verifier_path: Path, tmp_path: Path
-) -> None:
+def test_who_has_other_layers_refuses_and_that_is_told(edge: Edge, verifier_path: Path, tmp_path: Path) -> None:
     manifest = layerwise(verifier_path)
     with home(tmp_path) as there:
         there.attack(manifest, *claimed(manifest, garbled(manifest, verifier_path, tmp_path)))
@@ -146,9 +144,7 @@ def test_who_has_other_layers_refuses_and_the_coordinator_says_so(
         assert written(edge).out == alone.out
 
 
-def test_layers_that_would_end_the_process_are_never_loaded_for_another(
-    edge: Edge, verifier_path: Path, tmp_path: Path
-) -> None:
+def test_deadly_layers_are_never_loaded_for_another(edge: Edge, verifier_path: Path, tmp_path: Path) -> None:
     manifest = layerwise(verifier_path)
     with home(tmp_path) as there:
         assert edge(*DEPLOY).code == 0

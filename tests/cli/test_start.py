@@ -277,9 +277,7 @@ def test_an_older_or_another_libc_is_no_place_for_the_prebuilt_one(monkeypatch: 
         assert (bool(bootstrap.no_prebuilt()), reason in bootstrap.no_prebuilt()) == (bool(reason), True)
 
 
-def test_llama_cpp_is_compiled_with_rpc_and_without_its_unused_parts(
-    venv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_llama_cpp_is_compiled_with_rpc_and_without_unused_parts(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = Build(venv, monkeypatch, CC)
     monkeypatch.setattr(bootstrap, "ROOT", ROOT)
     bootstrap.compile_llama("for a test")

@@ -112,9 +112,7 @@ def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
     assert typed.stat().st_mode & 0o077 == 0
 
 
-def test_a_phone_scans_the_code_for_the_page_of_a_running_server(
-    screens: list[Screen], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_phone_scans_the_code_of_a_servers_page(screens: list[Screen], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
     with (
         HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(page_key=page_key())) as server,
@@ -136,9 +134,7 @@ def test_a_phone_scans_the_code_for_the_page_of_a_running_server(
 
 
 @pytest.mark.parametrize("switch", ["--no-history", "off"])
-def test_nothing_that_is_typed_is_kept_without_the_history(
-    screens: list[Screen], tmp_path: Path, switch: str, edge: Edge
-) -> None:
+def test_nothing_typed_is_kept_without_history(screens: list[Screen], tmp_path: Path, switch: str, edge: Edge) -> None:
     more = [switch] if switch != "off" else []
     if not more:
         assert edge("history", "off").code == 0

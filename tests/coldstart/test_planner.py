@@ -88,9 +88,7 @@ def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) 
 @given(st.integers(0, 10_000), st.sampled_from(sorted(FAMILIES)), st.sampled_from(OVERLAPS))
 @settings(max_examples=25)
 @example(45, "wide", "paper")
-def test_it_finds_what_algorithm_1_finds_and_no_bound_is_below_what_a_plan_shows(
-    seed: int, family: str, overlap: Overlap
-) -> None:
+def test_it_finds_what_algorithm_1_finds_and_no_bound_is_too_low(seed: int, family: str, overlap: Overlap) -> None:
     """Of a real plan cut anywhere, the bound must allow the layers that the plan has before the cut."""
     rng = np.random.default_rng(seed)
     task = drawn(family, rng, 5, 15, overlap)

@@ -57,9 +57,7 @@ def test_an_interrupt_changes_nothing(context: Context, monkeypatch: pytest.Monk
     context.decode(ids[10:])  # positions must continue where the cache ends
 
 
-def test_a_stop_is_heard_in_the_middle_of_a_graph_and_changes_nothing(
-    exact_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_is_heard_in_a_graph_and_changes_nothing(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, stop = some_ids(40), Stop()
     layers = tuple(range(exact_model.n_layer))
     with Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(outputs=layers)) as context:

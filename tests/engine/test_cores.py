@@ -93,9 +93,7 @@ def test_a_share_is_what_is_wanted_or_as_much_as_others_have() -> None:
         assert sum(shares) == max(CORES, n)
 
 
-def test_another_process_that_computes_takes_its_share_unless_it_is_elsewhere_stopped_or_killed(
-    shared: SharedCores,
-) -> None:
+def test_another_process_that_computes_takes_its_share_unless_elsewhere_stopped_or_killed(shared: SharedCores) -> None:
     mine, apart = (Computation(one, calm()) for one in (shared, replace(shared, processors=frozenset({10**6}))))
     with other(shared) as chat:
         assert share_of(mine) == CORES  # it has computed nothing
@@ -155,9 +153,7 @@ def open_to_all(file: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [linked, open_to_all, None])
-def test_a_file_that_others_could_lock_is_not_used(
-    spoil: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_others_could_lock_is_not_used(spoil: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "FOLDER", tmp_path)
     monkeypatch.setattr("edgellm.engine.native.available_threads", lambda: CORES)
     (tmp_path / "precious").touch(0o600)

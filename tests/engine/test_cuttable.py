@@ -84,9 +84,7 @@ def quantised(source: Path, path: Path) -> Path:
     return path
 
 
-def test_where_both_are_needed_the_embedding_or_the_head_is_blank_and_small(
-    architectures: Architectures, tmp_path: Path
-) -> None:
+def test_where_both_must_be_embedding_or_head_is_blank_and_small(architectures: Architectures, tmp_path: Path) -> None:
     path = quantised(architectures("gpt-oss"), tmp_path / "whole.gguf")
     assert WholeModel(path).largest_difference(tmp_path, (0, 1, 2)) < ROUNDED
     found = {
@@ -151,9 +149,7 @@ def test_the_reason_is_named(name: str, says: str, architectures: Architectures)
         check_cuttable(check_gguf(architectures(name)))
 
 
-def test_exits_are_cuts_that_leave_two_sound_parts(
-    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exits_are_cuts_into_two_sound_parts(architectures: Architectures, monkeypatch: pytest.MonkeyPatch) -> None:
     header = check_gguf(architectures("smollm3 of 8 layers"))
     assert (cut_points(header), exit_cuts(header)) == ((0, 4), (3,))
     monkeypatch.setattr(cuttable, "RULES", {"smollm3": CutRule(counts=(2,))})

@@ -205,9 +205,7 @@ def test_a_head_is_refused_before_loading_where_it_does_not_fit(
         opened_model(architectures("llama"), head.path)
 
 
-def test_tokens_that_a_head_must_not_draft_are_refused(
-    architectures: Architectures, heads: Heads, tmp_path: Path
-) -> None:
+def test_tokens_a_head_must_not_draft_are_refused(architectures: Architectures, heads: Heads, tmp_path: Path) -> None:
     verifier, good = ModelFile.open(architectures("llama")), ModelFile.open(heads("llama", **KINDS[1]))
     path, d2t = tmp_path / "wild.gguf", good.header.tensor("d2t")
     assert d2t is not None

@@ -51,9 +51,7 @@ def test_rows_of_several_batches_are_joined(draft_model: Model) -> None:
             np.testing.assert_allclose(a, b, atol=1e-3)
 
 
-def test_batches_are_short_enough_for_the_scores_of_a_long_context(
-    draft_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_short_for_scores_of_a_long_context(draft_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, rows = 14, SCORES // (4 * 14 * 98_304)
     header = GgufHeader(0, {"general.architecture": "x", "x.attention.head_count": heads}, (), 0, {}, 0, 0, 0)
     assert (attention_rows(header, 98_304), attention_rows(header, 10**9)) == (rows, 32)
@@ -191,9 +189,7 @@ def test_cells_that_sequences_share_are_told_apart(draft_model: Model) -> None:
         assert recorder(context).visible().size == 0
 
 
-def test_a_graph_that_was_remembered_wrongly_is_learned_anew(
-    draft_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_remembered_wrongly_is_learned_anew(draft_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(6,))) as context:
         seen, one = recorder(context), np.array([100])
         context.decode(one)

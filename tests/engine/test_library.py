@@ -95,9 +95,7 @@ def test_a_compiled_one_comes_before_the_prebuilt_one(run: Run, compiled: Path) 
 
 @needs_prebuilt
 @linux
-def test_a_compiled_one_that_cannot_be_loaded_is_passed_over_and_leaves_nothing_loaded(
-    run: Run, compiled: Path
-) -> None:
+def test_a_compiled_one_that_cannot_be_loaded_is_passed_over_and_leaves_nothing(run: Run, compiled: Path) -> None:
     if native.LIBRARY.kind != PREBUILT:
         pytest.skip("another build's libraries may stay loaded, as C++ can forbid to unload them")
     copy_names(compiled, broken="llama")

@@ -160,9 +160,7 @@ def test_a_context_is_as_long_as_memory_allows(draft_path: Path) -> None:
     assert default_context(header, 131_072, sessions=8, free=10**9)[0] < 32_768
 
 
-def test_a_longer_context_than_fits_is_refused_with_one_that_does(
-    draft_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_long_a_context_is_refused_with_one_that_fits(draft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = ModelFile.open(draft_path)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: 40_000_000)
     with pytest.raises(MemoryShort, match="of memory") as refused:

@@ -172,9 +172,7 @@ def test_a_trial_computes_as_the_model_will(
     assert told(path) == repr(there)
 
 
-def test_a_verdict_holds_for_its_kind_of_cache_alone(
-    guarded: Path, children: Children, architectures: Architectures
-) -> None:
+def test_a_verdict_holds_for_one_kind_of_cache(guarded: Path, children: Children, architectures: Architectures) -> None:
     path = architectures("qwen3")
     for hardware in (ON_PROCESSOR, Hardware(cache_type="f16", n_ctx=512, threads=1), Hardware(n_batch=64)):
         Model.load(path, LoadSpec(hardware)).close()
@@ -242,9 +240,7 @@ def test_the_record_does_not_hold_beside_a_card(architectures: Architectures) ->
     assert has_the_self_test(ModelFile.open(architectures("qwen3")), ON_PROCESSOR)
 
 
-def test_a_trial_that_runs_ahead_is_used_and_ended(
-    guarded: Path, children: Children, architectures: Architectures
-) -> None:
+def test_a_trial_ahead_is_used_and_ended(guarded: Path, children: Children, architectures: Architectures) -> None:
     file = ModelFile.open(architectures("qwen3"))
     asked = probe_of(file, LoadSpec(ON_PROCESSOR))
     child = probe.start_trial(asked)
@@ -274,9 +270,7 @@ def test_a_sound_file_is_tried_once_wherever_it_lies(
     assert kept == {"fatal": "", "faults": []}
 
 
-def test_equal_blocks_of_layers_share_a_verdict(
-    guarded: Path, children: Children, draft_path: Path, tmp_path: Path
-) -> None:
+def test_equal_blocks_share_a_verdict(guarded: Path, children: Children, draft_path: Path, tmp_path: Path) -> None:
     for first in (2, 3, 4):
         path = tmp_path / f"{first}.gguf"
         cut(draft_path, path, first, first, head=False)
@@ -310,9 +304,7 @@ def test_a_refusal_is_the_one_that_loading_would_raise(guarded: Path, tmp_path: 
     assert not guarded.exists()
 
 
-def test_a_child_that_somebody_ends_says_nothing_of_the_file(
-    guarded: Path, children: Children, tiny_path: Path
-) -> None:
+def test_a_child_somebody_ends_says_nothing_of_the_file(guarded: Path, children: Children, tiny_path: Path) -> None:
     children.then = lambda child: child.kill()
     with pytest.raises(EngineFailed, match="was ended by SIGKILL"):
         Model.load(tiny_path)
@@ -353,9 +345,7 @@ def test_an_error_of_python_says_nothing_of_the_file(
     assert children.started == 2
 
 
-def test_a_file_that_takes_more_memory_than_it_is_granted_is_refused(
-    guarded: Path, children: Children, tiny_path: Path
-) -> None:
+def test_a_file_taking_more_memory_than_granted_is_refused(guarded: Path, children: Children, tiny_path: Path) -> None:
     children.program = OUT_OF_MEMORY
     for _ in range(2):
         with pytest.raises(ModelUnsupported, match="it exceeds its memory limit"):

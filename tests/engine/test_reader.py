@@ -72,9 +72,7 @@ def test_a_sound_header_says_what_is_in_it(check: Check) -> None:
     [(0, "F32"), (1, "F16"), (2, "Q4_0"), (15, "Q4_K_M"), (17, "Q5_K_M"), (30, "IQ4_XS"), (32, "BF16"), (1024, "Q8_0"),
      (4, "Q8_0"), (2**31, "Q8_0"), (None, "Q8_0"), (b"Q4_K_M", "Q8_0")],
 )  # fmt: skip
-def test_a_file_is_called_by_its_type_else_by_that_of_most_weights(
-    check: Check, said: int | bytes | None, name: str
-) -> None:
+def test_a_file_has_its_types_name_or_that_of_most_weights(check: Check, said: int | bytes | None, name: str) -> None:
     key = b"general.file_type"
     entry = [] if said is None else [u32(key, said) if isinstance(said, int) else string(key, said)]
     infos = [(b"a", (32, 2), Q8_0, 0), (b"b", (60,), F32, 96)]  # that has more bytes, and fewer weights
@@ -225,9 +223,7 @@ def test_every_cut_is_noticed(check: Check, tiny_path: Path) -> None:
             check(whole[:length])
 
 
-def test_the_native_loader_never_sees_a_corrupt_file(
-    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loader_never_sees_a_corrupt_file(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("loaded")
 

@@ -75,9 +75,7 @@ def test_a_fault_is_caught_in_a_quantised_model_too(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", [*WITH_MTP, "head of llama", "head of qwen35"])
-def test_speculators_predict_the_same_after_a_rejected_draft(
-    architectures: Architectures, heads: Heads, name: str
-) -> None:
+def test_speculators_predict_the_same_after_a_rejection(architectures: Architectures, heads: Heads, name: str) -> None:
     _, of, verifier = name.partition("head of ")
     head = ModelFile.open(heads(verifier, useful=False, own=verifier == "llama")) if of else None
     path = architectures(verifier) if of else architectures(name, mtp="useful")
@@ -141,9 +139,7 @@ def test_rows_that_are_wrong_together_are_decoded_one_by_one(
         assert set(widest) == {1}
 
 
-def test_what_is_wrong_is_avoided_after_a_trial_in_a_child(
-    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_child_finds_wrong_is_avoided(architectures: Architectures, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGELLM_PROBE", raising=False)
     for _ in range(2):  # by a trial, and by its verdict
         with Model.load(architectures("plamo2")) as model:

@@ -67,9 +67,7 @@ def test_layers_of_every_quantisation_compute_numbers(wide: Path, name: str, tmp
         assert 0.0 < np.abs(out - rows).max() < 1e6
 
 
-def test_passes_are_timed_for_growing_numbers_of_tokens(
-    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passes_are_timed_for_more_and_more_tokens(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "ROWS", (1, 4, 16))
     blocks = blocks_of(ModelFile.open(wide))
     write_random(blocks, tmp_path / "blocks.gguf")

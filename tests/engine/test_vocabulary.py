@@ -165,9 +165,7 @@ def test_what_takes_too_long_is_ended(model_of: ModelOf, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_what_cannot_fit_is_refused_before_it_is_tokenised(
-    model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_what_cannot_fit_is_refused_untokenised(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     model, text = model_of("tekken"), TEXTS[name](2**22)
     monkeypatch.setattr(model._tokenizer, "_child", None)
     with pytest.raises(PromptTooLong, match="at least"):

@@ -126,9 +126,7 @@ MANY = range(300_000)
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
-def test_what_would_take_long_is_refused_with_its_first_fault(
-    ask: Ask, path: str, asked: dict[str, object], status: int
-) -> None:
+def test_long_work_is_refused_with_its_first_fault(ask: Ask, path: str, asked: dict[str, object], status: int) -> None:
     answer = ask("POST", f"/v1/{path}", asked)
     assert answer.status == status
     assert len(answer.error["message"]) < 300

@@ -142,9 +142,7 @@ def needed(path: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch) -> int:
     return taken["CPU"]
 
 
-def test_a_draft_model_that_does_not_fit_is_left_out(
-    cache: Path, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_a_draft_model_is_left_out(cache: Path, verifier_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     room = needed(verifier_path, 512, monkeypatch) + 10**6
     monkeypatch.setattr(memory_fit, "free_memory", lambda: room)
@@ -241,9 +239,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(ask_many: Ask, monkeypatch
     assert [model["name"] for model in ask_many("GET", "/status").json["models"]] == [one["name"] for one in before]
 
 
-def test_the_default_pair_makes_room_and_comes_back(
-    ask_many: Ask, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_default_pair_makes_room_and_comes_back(ask_many: Ask, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = text_of(chat(ask_many, None))
     with monkeypatch.context() as patch:
         room = needed(next(cache.rglob("*.gguf")), 512, patch) + 10**6

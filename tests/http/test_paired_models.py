@@ -123,9 +123,7 @@ def test_the_nearest_device_has_what_fits_not_here(desk: VerifierServer, monkeyp
     assert type(NamedModels(DEFAULTS, tuple).find("edgellm-verifier")) is ModelOpener
 
 
-def test_what_a_device_serves_is_still_known_while_it_sleeps(
-    desk: VerifierServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_device_serves_is_known_while_it_sleeps(desk: VerifierServer, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,), now, name = probe(), [0.0], name_of(desk.model.path)
     monkeypatch.setattr(catalogs, "monotonic", lambda: now[0])
     answers = [[], [replace(found, info=None)], [found]]

@@ -110,9 +110,7 @@ def test_what_is_measured_while_others_compute_is_not_kept(draft_path: Path, hom
 
 
 @pytest.mark.usefixtures("strict")
-def test_what_is_not_kept_is_measured_again_later(
-    draft_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_kept_is_measured_again(draft_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shares, idle = [0.5, 0.0], IdleWork()
     with Model.load(draft_path, faults=()) as model:
         curve = ModelCurve(model, 1, FileHash(draft_path), idle, waiting=lambda: Waited(shares.pop(0)))
@@ -137,9 +135,7 @@ WAIT = 60.0  # seconds, after which a test has failed
 
 
 @pytest.mark.usefixtures("home")
-def test_the_first_reply_waits_for_neither_hashes_nor_curves(
-    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_replies_wait_for_no_hash_or_curve(f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both block until the reply is written: a reply that asked for them would never end."""
     written, measured, hashed = threading.Event(), threading.Event(), threading.Event()
     run, compute = CurveMeasurement.run, _PartHash.compute
@@ -228,9 +224,7 @@ def test_a_hash_of_a_file_that_changes_meanwhile_begins_again(tmp_path: Path, ho
     assert found.compute() == hashlib.sha256(b"after that").hexdigest()
 
 
-def test_a_curve_continues_where_it_was_stopped(
-    verifier_model: Model, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_curve_continues_where_it_stopped(verifier_model: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve = ModelCurve(verifier_model, 1, FileHash(verifier_model.path))
     assert curve.current() == estimated_curve(verifier_model)
     samples = curve._measurement._samples

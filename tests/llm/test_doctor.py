@@ -249,9 +249,7 @@ def sound(desk: Trust) -> PeerInfo:
         ({"offers": (OTHER,)}, "vocabulary", "does not have the draft model's vocabulary"),
     ],
 )
-def test_what_a_device_says_of_itself_is_judged(
-    sound: PeerInfo, changes: dict[str, Any], topic: str, says: str
-) -> None:
+def test_what_a_device_says_is_judged(sound: PeerInfo, changes: dict[str, Any], topic: str, says: str) -> None:
     found = examine_welcome(replace(sound, **changes), VOCABULARY)
     bad = [one for one in found if one.state != "ok"]
     assert [one.topic for one in bad] == [topic]

@@ -267,9 +267,7 @@ def test_greedy_replies_are_the_verifiers_own(name: str, retokenized: Retokenize
 
 
 @pytest.mark.parametrize("name", ["other ids", "other merges", AS_TEXT, "a SentencePiece draft"])
-def test_other_characters_and_broken_ones_do_no_harm(
-    name: str, retokenized: Callable[[str], tuple[Path, Path]]
-) -> None:
+def test_other_and_broken_characters_do_no_harm(name: str, retokenized: Callable[[str], tuple[Path, Path]]) -> None:
     draft, verifier = retokenized(name)
     text = "Grüße 你好 🦙\n\n  <|im_end|> [/begin|>\tend "
     with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
@@ -312,9 +310,7 @@ def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(retokenize
 
 
 @pytest.mark.parametrize("name", ["other ids", "other merges", "a SentencePiece draft"])
-def test_the_middle_of_a_text_is_cut_without_losing_bytes(
-    name: str, retokenized: Callable[[str], tuple[Path, Path]]
-) -> None:
+def test_a_texts_middle_is_cut_without_losing_bytes(name: str, retokenized: Callable[[str], tuple[Path, Path]]) -> None:
     with Model.load(retokenized(name)[0], TEXT_ONLY) as model:
         cutter = TextCutter(model)
         text = "so, Grüße an 你好 🦙\n\n  twice  ".encode()
@@ -336,9 +332,7 @@ def test_common_tokens_are_the_same_bytes(retokenized: Retokenized) -> None:
             assert one.is_eog(ours) == two.is_eog(theirs)
 
 
-def test_naming_one_model_leaves_the_default_of_the_other_out(
-    retokenized: Retokenized, f32_pair: tuple[Path, Path]
-) -> None:
+def test_naming_one_model_leaves_out_the_others_default(retokenized: Retokenized, f32_pair: tuple[Path, Path]) -> None:
     own = retokenized("other ids")[0]
     with LLM.open(verifier=own) as one, LLM.open("none", own) as wanted:
         assert (one.draft_name, one.verifier_name is not None) == (None, True)

@@ -167,9 +167,7 @@ def test_more_context_than_the_model_was_trained_for_is_refused_before_it_is_loa
 # --- options and messages -------------------------------------------------------------------------------------------
 
 
-def test_a_pair_has_memory_for_as_many_replies_as_fit(
-    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_writes_as_many_replies_as_fit(f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     hardware = Hardware(n_ctx=512)
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
 

@@ -166,9 +166,7 @@ def test_heads_are_measured_apart_where_they_are_computed_late(verifier_model: M
     assert 0.0 < late.heads[0] < late.heads[-1]
 
 
-def test_a_curve_of_heads_that_are_late_is_of_no_use_where_they_are_not(
-    f32_pair: tuple[Path, Path], home: Path
-) -> None:
+def test_a_curve_of_heads_that_are_late_is_of_no_use_elsewhere(f32_pair: tuple[Path, Path], home: Path) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         pair.curve()
     kept = kept_curve(home, f32_pair[1])
@@ -242,9 +240,7 @@ def test_what_replies_make_of_an_estimate_is_kept_unless_load_may_explain_it(
     retrieval.close()
 
 
-def test_calibration_is_done_where_it_is_asked_for(
-    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calibration_is_done_where_asked_for(f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     monkeypatch.setattr(Calibration, "expect", lambda _self, expected: told.append(len(expected.ids)))
     with LLM.open("none", f32_pair[1], threads=1) as pair:

@@ -264,9 +264,7 @@ def interrupt(pair: LLM, after: int, **options: Any) -> ProfileStopped:
     return stopped.value
 
 
-def test_an_interrupted_profile_continues_and_is_the_same(
-    pair: LLM, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_profile_goes_on_and_is_the_same(pair: LLM, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = pair.profile(FEW, max_tokens=MOST)
     assert not list((home / "data" / "profiles").glob("*"))  # while it was slow, its progress was saved
     stopped = interrupt(pair, 3)

@@ -188,9 +188,7 @@ WAYS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("limit", [0, 1, 5])
-def test_a_thought_is_ended_at_its_limit_and_the_answer_is_the_verifiers(
-    open_pair: OpenPair, way: str, limit: int
-) -> None:
+def test_a_thought_ends_at_its_limit_and_the_answer_is_the_verifiers(open_pair: OpenPair, way: str, limit: int) -> None:
     """The rest is what the verifier writes after the prompt, the thought and the markup."""
     pair, options = open_pair("always"), {"max_tokens": 12, **WAYS[way]}
     reply = pair.reply(case(3), think=limit, **options)  # type: ignore[arg-type]
@@ -206,9 +204,7 @@ def test_a_thought_is_ended_at_its_limit_and_the_answer_is_the_verifiers(
     assert reply.summary.text == rest.summary.text.lstrip()
 
 
-def test_a_thought_that_cannot_be_ended_ends_the_reply(
-    paths: dict[str, tuple[Path, Path]], open_pair: OpenPair
-) -> None:
+def test_a_thought_without_an_end_ends_the_reply(paths: dict[str, tuple[Path, Path]], open_pair: OpenPair) -> None:
     """The context has no room for the markup."""
     prompt = len(open_pair("always").prompt_ids(QUESTION))
     with LLM.open("none", paths["always"][1], n_ctx=prompt + 3, threads=1) as small:

@@ -82,9 +82,7 @@ def send(home: Home, verifier_path: Path, manifest: Manifest) -> Send:
     return deployed
 
 
-def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
-    home: Home, send: Send, manifest: Manifest
-) -> None:
+def test_each_device_gets_its_layers_and_a_new_plan_moves_the_rest(home: Home, send: Send, manifest: Manifest) -> None:
     heard: list[DeployProgress] = []
     done = send((None, 0, 2), ("desk", 3, 7), ("phone", 8, 11), notify=heard.append)
     assert [moved.error for moved in done] == [None] * 3
@@ -162,9 +160,7 @@ def test_nothing_leaves_for_a_device_without_the_right_to_files(home: Home, send
     assert not home.stores["desk"].size
 
 
-def test_a_remembered_manifest_that_is_wrong_is_forgotten(
-    send: Send, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_manifest_is_forgotten(send: Send, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten: list[str] = []
     monkeypatch.setattr(deploying, "forget_hashes", forgotten.append)
     monkeypatch.setattr(deploying, "cut_piece", lambda *_: iter([b"other bytes"]))

@@ -116,9 +116,7 @@ def test_figures_that_are_none_are_not_believed(blocks: Blocks, tmp_path: Path) 
 CARD = ComputeUnit(Hardware(threads=1), "Card0", "a test says so")
 
 
-def test_what_was_measured_elsewhere_is_not_used(
-    blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_of_elsewhere_are_not_used(blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of a card and of the processor are kept apart, and those of a card that was replaced are left."""
     cards = [ComputeDevice("Card0", "a card", "gpu", 10**9, 10**9)]
     monkeypatch.setattr(weight_cache, "offload_devices", lambda _names: cards)
@@ -253,9 +251,7 @@ def test_what_was_measured_is_known_later_and_of_damage_nothing(
     assert stored_link(worker) is None
 
 
-def test_who_cannot_be_measured_is_left_out_and_it_is_said_why(
-    owner: Trust, layers: Blocks, verifier_path: Path
-) -> None:
+def test_who_cannot_be_measured_is_left_out_with_the_reason(owner: Trust, layers: Blocks, verifier_path: Path) -> None:
     attic, desk, phone = found(owner)
     weak = Worker(phone.name, phone.peer, phone.address, phone.facts, frozenset({Right.FILES}))
     gone = Worker("gone", None, error=VerifierUnreachable("Nobody is there.", "Switch it on."))

@@ -169,9 +169,7 @@ def opened(cut: Cut, stages: int) -> MeshVerifier:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_greedy_replies_are_the_whole_models_own(
-    verifier_cut: Cut, whole: Whole, stages: int, company: list[int]
-) -> None:
+def test_greedy_replies_are_the_whole_models(verifier_cut: Cut, whole: Whole, stages: int, company: list[int]) -> None:
     verifier = opened(verifier_cut, stages)
     assert all_at_once(verifier, GREEDY, PROMPTS, TOKENS) == [whole.text(prompt, TOKENS) for prompt in PROMPTS]
     assert max(company) <= -(-SESSIONS // stages)

@@ -55,9 +55,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"temperature": 1.0, "top_k": 0, "top_p": 1.0}, marks=pytest.mark.nightly)]
 )
-def test_the_text_is_the_verifiers_own(
-    asked: list[Question], exact: tuple[Path, Path], options: dict[str, Any]
-) -> None:
+def test_the_text_is_the_verifiers(asked: list[Question], exact: tuple[Path, Path], options: dict[str, Any]) -> None:
     with (
         LLM.open(*exact, threads=1, history=False) as pair,
         LLM.open("none", exact[1], threads=1, history=False) as alone,

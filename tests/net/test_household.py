@@ -60,9 +60,7 @@ def test_what_is_served_is_found_by_itself_and_verifies(paired: tuple[Device, De
 
 
 @pytest.mark.nightly
-def test_a_verifier_that_is_revoked_in_another_process_is_lost_and_the_reply_refused(
-    paired: tuple[Device, Device, Device],
-) -> None:
+def test_who_is_revoked_in_another_process_has_no_verifier_any_more(paired: tuple[Device, Device, Device]) -> None:
     a, b, _ = paired
     with a.running(*SERVE, "10.77.0.1", until=UP) as said:
         a.edge("peers", "revoke", "phone", "verify")

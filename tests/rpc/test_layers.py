@@ -95,9 +95,7 @@ def test_the_pace_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pauses == pytest.approx([0.0, 0.05, 0.1])
 
 
-async def test_who_serves_no_layers_says_so(
-    tmp_path: Path, manifest: Manifest, host: Trust, guest: Trust, cut: Cut
-) -> None:
+async def test_who_serves_none_says_so(tmp_path: Path, manifest: Manifest, host: Trust, guest: Trust, cut: Cut) -> None:
     async with serving(host) as address:
         with pytest.raises(ProtocolError, match="does not store layers"):
             await bring(address, manifest, [1], cut, guest)

@@ -36,9 +36,7 @@ def found(short: str, seconds: float = 60.0) -> Hint | None:
     return next((hint for hint in hints if hint.short == short), None)
 
 
-def test_a_device_is_found_where_it_listens_and_nothing_else_is_announced(
-    short: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_is_found_where_it_listens_and_announces_no_more(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
     instance, infos = new_instance(), list[ServiceInfo]()
     register = Zeroconf.register_service
 

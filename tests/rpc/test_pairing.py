@@ -66,9 +66,7 @@ def test_both_know_each_other_afterwards(window: PairingWindow, at: Address, des
     assert there.addresses == (Address("10.0.0.2", 50151),)
 
 
-def test_a_second_guess_is_refused_even_if_it_is_right(
-    window: PairingWindow, at: Address, desk: Trust, phone: Trust
-) -> None:
+def test_a_second_guess_is_refused_even_if_right(window: PairingWindow, at: Address, desk: Trust, phone: Trust) -> None:
     with pytest.raises(PairingFailed):
         join(at, WRONG, phone, ABOUT_PHONE)
     with pytest.raises(PairingFailed, match="window is closed"):

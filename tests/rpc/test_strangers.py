@@ -94,17 +94,13 @@ async def test_a_wrong_certificate_is_refused_behind_the_handshake_too(
             await connect_authenticated(address, stranger)
 
 
-async def test_what_a_paired_device_has_signed_is_refused_in_the_handshake(
-    host: Trust, guest: Trust, tmp_path: Path
-) -> None:
+async def test_what_a_guest_has_signed_is_refused_in_the_handshake(host: Trust, guest: Trust, tmp_path: Path) -> None:
     signed = impostor(guest, tmp_path / "signed", certified(issuer=guest.identity))
     async with serving(host) as address:
         assert await code_of(open_channel(address, signed)) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_what_a_paired_authority_has_signed_is_refused_by_its_fingerprint(
-    tmp_path: Path, authority: Identity
-) -> None:
+async def test_what_an_authority_has_signed_is_refused_by_its_fingerprint(tmp_path: Path, authority: Identity) -> None:
     """TLS lets it in: this is what the look behind the handshake is for."""
     trusted = device(tmp_path / "authority", authority)
     host = device(tmp_path / "host")
@@ -255,9 +251,7 @@ async def test_a_paired_device_is_let_in_and_told_what_it_may(host: Trust, guest
         assert (there.addresses, there.granted) == ((address,), frozenset({Right.VERIFY}))
 
 
-async def test_a_server_that_a_paired_authority_has_signed_cannot_prove_who_it_is(
-    tmp_path: Path, authority: Identity
-) -> None:
+async def test_a_server_that_an_authority_signed_cannot_prove_who_it_is(tmp_path: Path, authority: Identity) -> None:
     """The same at the other end: TLS lets the client talk to it, and the welcome is what finds it out."""
     guest = device(tmp_path / "guest")
     trusted = known(device(tmp_path / "authority", authority), "authority")

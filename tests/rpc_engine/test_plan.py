@@ -155,9 +155,7 @@ def test_without_any_server_it_is_said_how_to_get_one(monkeypatch: pytest.Monkey
         backend.add_server(1)
 
 
-def test_a_program_of_llama_cpps_does_for_a_library_without_the_backend(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_llama_cpps_program_does_for_a_library_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A stand-in for it, which listens where it is told."""
     program = tmp_path / "rpc-server"
     program.write_text(

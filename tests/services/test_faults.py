@@ -92,9 +92,7 @@ def ends_early(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
     [(silent, QUIET, "stopped responding"), (stands_still, replace(PATIENT, stall=0.5), "made no progress"),
      (ends_early, PATIENT, "ended the session")],
 )  # fmt: skip
-def test_a_verifier_that_gives_no_verdict_is_lost(
-    vocabulary: Vocabulary, script: Script, timing: Timing, says: str
-) -> None:
+def test_who_gives_no_verdict_is_lost(vocabulary: Vocabulary, script: Script, timing: Timing, says: str) -> None:
     with asking(vocabulary, script, timing) as session:
         assert says in lost(session)
         if script is silent:

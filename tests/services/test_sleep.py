@@ -74,9 +74,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return written
 
 
-def test_a_verifier_is_kept_awake_for_a_verdict_and_not_for_a_session(
-    remote: RemoteVerifier, prompt: Ids, log: Path
-) -> None:
+def test_a_verifier_is_kept_awake_for_a_verdict_not_a_session(remote: RemoteVerifier, prompt: Ids, log: Path) -> None:
     with closing(remote.open(GenerationState())) as session:
         session.submit(prompt, Chunk()).result()
         until(lambda: log.exists() and log.read_text() == "begun\nended\n")
@@ -102,7 +100,7 @@ def test_a_server_is_kept_awake_for_a_reply(pair: LLM, log: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin"])
-def test_it_is_kept_awake_until_the_last_work_has_ended(
+def test_it_is_kept_awake_until_the_last_work_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     program, log = tmp_path / ("systemd-inhibit" if system == "linux" else "caffeinate"), tmp_path / "log"
@@ -121,9 +119,7 @@ def test_it_is_kept_awake_until_the_last_work_has_ended(
     assert not told
 
 
-def test_where_it_cannot_be_kept_awake_work_goes_on_and_that_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_it_cannot_stay_awake_it_works_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for system in ("linux", "plan9"):
         awake, told = KeepAwake(system), list[str]()

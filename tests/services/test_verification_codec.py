@@ -43,9 +43,7 @@ def sent(ask: VerifyRequest) -> VerifyRequest:
 
 
 @given(st.integers(1, 2**64 - 1), st.integers(1, 100), ids, ids, st.integers(0, 20))
-def test_a_request_arrives_as_it_was_sent(
-    number: int, position: int, prefix: list[int], draft: list[int], extra: int
-) -> None:
+def test_a_request_arrives_as_sent(number: int, position: int, prefix: list[int], draft: list[int], extra: int) -> None:
     got = sent(request(number, position, array(prefix), Chunk(array(draft)), extra))
     assert (got.round, got.position, got.extra) == (number, position, extra)
     assert (got.prefix.tolist(), got.draft.ids.tolist()) == (prefix, draft)

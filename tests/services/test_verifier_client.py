@@ -86,9 +86,7 @@ def test_a_closed_connection_loses_everything_in_flight(server: VerifierServer, 
     verifier.close()  # twice is once
 
 
-def test_connections_and_servers_come_and_go_without_a_trace(
-    exact: Model, prompt: Ids, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_connections_and_servers_leave_no_trace(exact: Model, prompt: Ids, caplog: pytest.LogCaptureFixture) -> None:
     """gRPC's poller calls into every loop that it has known; of those that have ended, asyncio complains."""
     for _ in range(4):
         with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as short:

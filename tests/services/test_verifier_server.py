@@ -226,9 +226,7 @@ def test_events_tell_what_happened_and_never_what_was_said(
     assert not any("mug" in event.text for event in events)
 
 
-def test_an_engine_that_fails_costs_one_round(
-    own: VerifierServer, prompt: Ids, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_engine_costs_one_round(own: VerifierServer, prompt: Ids, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=replace(PATIENT, retry=0.01))
     session = remote.open(GenerationState())
 
@@ -243,9 +241,7 @@ def test_an_engine_that_fails_costs_one_round(
     remote.close()
 
 
-def test_a_verifier_has_fewer_sessions_where_they_do_not_fit(
-    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verifier_has_the_sessions_that_fit(architectures: Architectures, monkeypatch: pytest.MonkeyPatch) -> None:
     path = architectures("qwen35")
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
     taken = Counter[str]()

@@ -72,9 +72,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[2][:40])
 @settings(max_examples=25)
 @given(ends=st.lists(st.integers(0, 200)))
-def test_the_channels_do_not_depend_on_the_tokens(
-    case: tuple[ThinkingMarkup, bool, str, str, str], ends: list[int]
-) -> None:
+def test_channels_do_not_depend_on_tokens(case: tuple[ThinkingMarkup, bool, str, str, str], ends: list[int]) -> None:
     markup, opened, text, thought, answer = case
     tokens = cut(text.encode(), ends)
     out = split(ChannelSplitter(markup, opened=opened), tokens)
@@ -201,9 +199,7 @@ def expected(text: bytes, stops: Sequence[str]) -> bytes:
     st.lists(st.text(LETTERS, min_size=1, max_size=5), min_size=1, max_size=3),
     st.lists(st.integers(0, 4), max_size=60),
 )
-def test_the_reply_ends_before_the_first_sequence_that_is_complete(
-    text: str, stops: list[str], lengths: list[int]
-) -> None:
+def test_the_reply_ends_before_the_first_complete_sequence(text: str, stops: list[str], lengths: list[int]) -> None:
     data, pieces, at = text.encode(), [], 0
     for length in lengths:
         pieces.append(data[at : at + length])

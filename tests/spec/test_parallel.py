@@ -263,9 +263,7 @@ def test_nothing_is_drafted_ahead_beyond_the_context(bench: Bench, prompts: list
 
 
 @pytest.mark.parametrize("doubt", [0.0, 0.9])
-def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
-    bench: Bench, prompts: list[Ids], doubt: float
-) -> None:
+def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next(bench: Bench, prompts: list[Ids], doubt: float) -> None:
     """Also behind a token that ends the chunk by its doubt: where it is taken over, the chunk ends there."""
     prompt, rules = prompts[0], DraftRules(stop_below=doubt)
     ahead = bench.ahead(2, ConfidenceAcceptance().rejection)

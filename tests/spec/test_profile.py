@@ -86,9 +86,7 @@ def test_the_profile_tells_what_was_seen(profile: Profile, runs: list[Run]) -> N
         assert doubts == sorted(doubts)
 
 
-def test_a_reply_is_written_again_only_where_the_threshold_changes_its_drafts(
-    draft_model: Model, watcher: PairProfiler
-) -> None:
+def test_replies_are_written_again_only_if_thresholds_change_drafts(draft_model: Model, watcher: PairProfiler) -> None:
     again = kept = 0
     for prompt in prompts(draft_model, seed=32, count=1):
         run = watcher.record(prompt)

@@ -89,9 +89,7 @@ def test_pieces_begin_only_where_a_model_can_be_cut(further: set[int], per_piece
         assert third - first > per_piece or second - first > per_piece
 
 
-def test_stages_of_layers_that_differ_by_their_number(
-    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_of_layers_that_differ_by_number(architectures: Architectures, monkeypatch: pytest.MonkeyPatch) -> None:
     file = ModelFile.open(architectures("smollm3 of 8 layers"))
     for per_piece, expected in ((1, [LayerRange(0, 4), LayerRange(4, 8)]), (8, [LayerRange(0, 8)])):
         monkeypatch.setattr("edgellm.storage.layer_pieces.layers_per_piece", lambda _, most=per_piece: most)
@@ -169,9 +167,7 @@ def test_what_is_announced_and_no_layer_is_never_whole(
     assert (store.find(piece), store.arrived(piece)) == (None, 0)
 
 
-def test_a_piece_of_another_length_is_not_taken_for_whole(
-    draft_path: Path, store: LayerStore, manifest: Manifest
-) -> None:
+def test_a_piece_of_another_length_is_not_whole(draft_path: Path, store: LayerStore, manifest: Manifest) -> None:
     piece = manifest.pieces[2]
     cut_singly(draft_path, store, layers=piece.layers)
     (path,) = store.root.glob("pieces/*.gguf")
@@ -181,9 +177,7 @@ def test_a_piece_of_another_length_is_not_taken_for_whole(
     assert store.find(piece) == path
 
 
-def test_the_least_used_go_first_and_never_what_is_in_use_or_wanted(
-    draft_path: Path, manifest: Manifest, tmp_path: Path
-) -> None:
+def test_the_least_used_go_first_none_in_use_or_wanted(draft_path: Path, manifest: Manifest, tmp_path: Path) -> None:
     one = manifest.pieces[1].size  # as large as all but the first and the last
     store = LayerStore(tmp_path / "small", 3 * one)
     cut_singly(draft_path, store, layers=LayerRange(1, 2))
@@ -204,9 +198,7 @@ def test_the_least_used_go_first_and_never_what_is_in_use_or_wanted(
     assert store.size == 3 * one
 
 
-def test_pieces_used_within_a_millisecond_are_kept_in_order(
-    draft_path: Path, manifest: Manifest, tmp_path: Path
-) -> None:
+def test_pieces_used_in_a_millisecond_are_kept_in_order(draft_path: Path, manifest: Manifest, tmp_path: Path) -> None:
     store, pieces = LayerStore(tmp_path / "layers", PLENTY), list(manifest.pieces[1:4])
     for piece in pieces:
         cut_singly(draft_path, store, layers=piece.layers)

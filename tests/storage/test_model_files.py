@@ -47,9 +47,7 @@ def test_a_missing_file_is_not_taken_for_a_hub_name(name: str) -> None:
         resolve(name)
 
 
-def test_the_bundled_pair_is_found_in_a_wheel_and_in_a_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bundled_pair_is_found_in_a_wheel_and_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "bundled_dirs", lambda: (tmp_path / "edgellm" / "bundled", tmp_path / "models"))
     with pytest.raises(ModelNotFound, match="Install edgellm again"):
         resolve("edgellm-draft")

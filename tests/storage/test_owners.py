@@ -33,9 +33,7 @@ def put(store: LayerStore, model: Path, manifest: Manifest, piece: LayerPiece, o
                     partial.finish()
 
 
-def test_a_device_removes_what_it_brought_and_nothing_else(
-    store: LayerStore, draft_path: Path, manifest: Manifest
-) -> None:
+def test_a_device_removes_what_it_brought_alone(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
     mine, both, theirs = manifest.pieces[1:4]
     for owner, pieces in ((X, (mine, both)), (Y, (both, theirs))):
         for piece in pieces:
@@ -80,9 +78,7 @@ def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest,
     assert store.find(manifest.pieces[1]) is None
 
 
-def test_what_arrives_from_one_is_not_added_to_by_another(
-    store: LayerStore, draft_path: Path, manifest: Manifest
-) -> None:
+def test_what_arrives_from_one_gets_nothing_of_another(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
     piece = manifest.pieces[1]
     put(store, draft_path, manifest, piece, Y, share=0.5)
     with store.receiving(manifest, [piece], X) as receiving, receiving(piece) as partial:
@@ -149,9 +145,7 @@ def bring(store: LayerStore, model: Path, layer: int, owner: str) -> LayerPiece:
     return manifest.pieces[layer]
 
 
-def test_what_is_cut_is_the_piece_that_others_are_sent(
-    draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_cut_is_what_others_are_sent(draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, piece = room_for(3, tmp_path, draft_path), layerwise(draft_path).pieces[2]
     assert cut(store, draft_path, 2) == piece
     assert (store.find(piece), store.size) == (store.root / "pieces" / f"{piece.sha256}.gguf", piece.size)
@@ -222,9 +216,7 @@ def test_one_that_fails_leaves_nothing(draft_path: Path, tmp_path: Path, monkeyp
         store.clean("0" * 64)
 
 
-def test_what_the_disk_does_not_keep_gets_no_name(
-    draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_disk_keeps_gets_no_name(draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole piece is not checked against its hash again, so it is there for good before it gets its name."""
     store, known = room_for(3, tmp_path, draft_path), known_pieces(layerwise(draft_path).fingerprint)
 

@@ -249,9 +249,7 @@ def test_a_part_with_a_wrong_hash_is_dropped_and_the_others_kept(hub: Hub, cache
     assert [(name, start) for name, start, _ in hub.sent] == [(NAME.format(2), 0), (NAME.format(3), 0)]
 
 
-def test_parts_that_an_earlier_commit_uses_stay(
-    hub: Hub, parts: list[bytes], verifier_path: Path, tmp_path: Path
-) -> None:
+def test_parts_of_an_earlier_commit_stay(hub: Hub, parts: list[bytes], verifier_path: Path, tmp_path: Path) -> None:
     hub.revisions = {"v1": ("a" * 40, dict(hub.repos[SPLIT]))}
     path = pull(f"{SPLIT}@v1").path
     hub.repos[SPLIT][NAME.format(3)] = ModelFile.open(split(verifier_path, tmp_path, 3)).paths[2].read_bytes()
@@ -268,9 +266,7 @@ def test_a_file_that_only_is_a_part_is_not_kept(hub: Hub, cache: Path, parts: li
     assert names() == []
 
 
-def test_no_part_is_fetched_where_not_all_have_room(
-    hub: Hub, parts: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_part_is_fetched_without_room_for_all(hub: Hub, parts: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     room = SimpleNamespace(total=10**9, used=0, free=sum(map(len, parts)) - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: room)
     with pytest.raises(DiskFull, match=r"1\.4 MB are still needed"):
@@ -340,9 +336,7 @@ def test_an_interrupted_pull_can_be_removed(hub: Hub, cache: Path, parts: list[b
 
 
 @pytest.mark.parametrize(("status", "names_only"), [(307, False), (301, False), (307, True), (308, True)])
-def test_a_renamed_repository_is_found_under_its_former_name(
-    hub: Hub, parts: list[bytes], status: int, names_only: bool
-) -> None:
+def test_a_former_name_of_a_repository_finds_it(hub: Hub, parts: list[bytes], status: int, names_only: bool) -> None:
     hub.moved, hub.names_only = status, names_only
     hub.renamed = {"bob/old-name": SPLIT}
     got = pull("bob/old-name:q4_k_xl")

@@ -114,9 +114,7 @@ def test_log_probabilities_cross_both_links(houses: dict[str, House]) -> None:
 
 
 @pytest.mark.parametrize("way", ["vllm-score", "llama-server", "two"])
-def test_penalties_and_schemas_reach_through_the_gateway(
-    way: str, houses: dict[str, House], f32_pair: tuple[Path, Path]
-) -> None:
+def test_rules_reach_through_the_gateway(way: str, houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
     schema = json.dumps({"type": "object", "properties": {"day": {"enum": ["Friday", "Monday"]}}, "required": ["day"]})
     with LLM.open(None, f32_pair[1], threads=1) as alone:
         for options in ({"presence_penalty": 1.0}, {"json_schema": schema}, {"json_schema": schema} | SAMPLED):
@@ -160,9 +158,7 @@ def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wa
     assert backend.figures["moved_requests"] >= moved + 3
 
 
-def test_without_any_server_a_device_is_told_when_to_come_back(
-    houses: dict[str, House], wanted: dict[int, list[int]]
-) -> None:
+def test_with_no_server_devices_are_told_when_to_return(houses: dict[str, House], wanted: dict[int, list[int]]) -> None:
     house = houses["vllm-score"]
     house.servers[0].fault = Fault.FAILED
     tokens, notices = written(house.devices[""])
@@ -251,9 +247,7 @@ def test_a_session_sends_what_the_gateway_does_not_hold(sessions: Sessions, text
     assert second.tokens.tolist() == other.tokens.tolist()
 
 
-def test_sessions_are_shared_out_and_wait_for_a_place(
-    sessions: Sessions, text: Model, houses: dict[str, House]
-) -> None:
+def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
     """Two requests are in flight, one at each server, and two wait; who leaves makes room."""
     prompt = text.plain_prompt("Where is the mug?")
     pool = sessions.backend.pool
@@ -310,9 +304,7 @@ def test_a_full_server_says_when_there_is_room(sessions: Sessions, text: Model, 
     assert 0.0 < answer.seconds <= 1.25
 
 
-def test_a_request_that_servers_refuse_says_nothing_of_them(
-    sessions: Sessions, text: Model, houses: dict[str, House]
-) -> None:
+def test_a_refused_request_says_nothing_of_servers(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
     """It is this request alone that they do not answer: another device's is not pushed back."""
     prompt = text.plain_prompt("Where is the mug?")
     for server in houses["two"].servers:
@@ -328,9 +320,7 @@ def test_a_request_that_servers_refuse_says_nothing_of_them(
     assert isinstance(sessions.wait(2), Verdict)
 
 
-def test_a_server_that_stalls_is_replaced_by_another(
-    text: Model, houses: dict[str, House], f32_pair: tuple[Path, Path]
-) -> None:
+def test_a_stalling_server_is_replaced(text: Model, houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
     house = houses["two"]
     timing = UpstreamTiming(least=0.2, retry=0.01, retry_most=0.02)
     (model,) = open_models(f32_pair[0], house.servers, timing)

@@ -130,9 +130,7 @@ def test_each_device_gets_the_text_of_the_model_that_it_names(house: House, text
     assert [(model.name, len(model.servers)) for model in house.gateway.models] == [(ONE, 2), (OTHER, 1)]
 
 
-def test_a_failing_server_is_replaced_by_one_with_the_same_model_alone(
-    house: House, texts: dict[str, list[int]]
-) -> None:
+def test_a_failing_server_is_replaced_by_one_with_its_model_alone(house: House, texts: dict[str, list[int]]) -> None:
     first, other, second = house.servers
     asked = len(other.requests)
     for server, fault in ((first, Fault.FAILED), (second, Fault.DROPPED)):
@@ -283,9 +281,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
     assert f"{OTHER} verifies at {gateway.address}." in told
 
 
-def test_a_model_that_comes_after_the_end_is_closed(
-    engine: Engine, drafts: dict[str, Path], closing: ExitStack
-) -> None:
+def test_a_model_that_comes_too_late_is_closed(engine: Engine, drafts: dict[str, Path], closing: ExitStack) -> None:
     server = closing.enter_context(UpstreamServer(Vllm(engine)))
     (model,) = PoolOpening([drafts[ONE]], OPTIONS).open([server.url])
     gateway = GatewayServer((), ANYWHERE)

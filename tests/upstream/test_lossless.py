@@ -200,9 +200,7 @@ def test_a_chat_with_a_server(engine: Engine, f32_pair: tuple[Path, Path], tmp_p
         assert "".join(token.piece.decode() for token in reply) in done.stdout
 
 
-def test_a_server_that_shows_no_template_is_told_of_once(
-    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
-) -> None:
+def test_a_hidden_template_is_told_of_once(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
     server = closing.enter_context(UpstreamServer(Vllm(engine)))
     words = ["chat", "Where is my mug?", "--draft", str(f32_pair[0]), "--max-tokens", "2", "--verifier"]
     first, second = (CliRunner().invoke(app, [*words, server.url]).stderr for _ in range(2))
@@ -210,9 +208,7 @@ def test_a_server_that_shows_no_template_is_told_of_once(
     assert "chat template" not in second
 
 
-def test_doctor_names_the_server_and_how_it_verifies(
-    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
-) -> None:
+def test_doctor_tells_who_verifies_and_how(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
     server = closing.enter_context(UpstreamServer(LlamaServer(engine)))
     first, *_ = examine_server(server.url, str(f32_pair[0]))
     assert first.state == "ok"

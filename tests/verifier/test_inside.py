@@ -34,9 +34,7 @@ def plain(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
         yield opened
 
 
-def test_the_text_is_the_verifiers_also_for_more_replies_than_it_has_room_for(
-    server: VerifierServer, plain: LLM
-) -> None:
+def test_the_text_is_the_verifiers_also_for_more_replies_than_have_room(server: VerifierServer, plain: LLM) -> None:
     found: dict[int, list[int]] = {}
     with LLM(server.model, verifier=server.inside(), threads=1) as pair:
 
@@ -84,9 +82,7 @@ def test_what_is_asked_of_an_ended_server_fails(f32_pair: tuple[Path, Path]) -> 
 
 
 @pytest.mark.parametrize("reproducible", [False, True])
-def test_replies_of_a_pair_share_passes_and_are_what_each_is_alone(
-    f32_pair: tuple[Path, Path], reproducible: bool
-) -> None:
+def test_replies_share_passes_and_are_what_each_is_alone(f32_pair: tuple[Path, Path], reproducible: bool) -> None:
     """Where that is asked for, they are the same to the bit."""
     hardware = Hardware(n_ctx=512, threads=1, reproducible=reproducible)
     with LLM.open(*f32_pair, hardware=hardware, replies=4) as pair:

@@ -88,9 +88,7 @@ class Asker:
         return self.tokens()
 
 
-def test_requests_that_wait_together_are_computed_together(
-    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone
-) -> None:
+def test_who_waits_together_is_computed_together(gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone) -> None:
     askers = [Asker(worker, i) for i in range(SLOTS)]
     gate.allowed.clear()
     askers[0].ask(prompt)
@@ -262,9 +260,7 @@ def test_a_device_without_a_slot_takes_one_from_a_device_that_has_several(
 
 
 @pytest.mark.parametrize("salt", ["one", "other"])
-def test_prompts_are_shared_within_one_device_only(
-    worker: VerifierWorker, prompt: Ids, alone: Alone, salt: str
-) -> None:
+def test_prompts_are_shared_within_a_device_only(worker: VerifierWorker, prompt: Ids, alone: Alone, salt: str) -> None:
     long = np.concatenate([prompt] * 5)
     first = Asker(worker, 1, Tenant("one", cache_salt="one"))
     assert first.get(long) == alone(long, 1)

@@ -111,9 +111,7 @@ def test_arguments_are_asked_of_the_child_before_and_after_a_conversation(opened
 @pytest.mark.parametrize(
     ("act", "why"), [("nothing", "arguments are unknown"), ("a value", "arguments are unknown"), ("abort", "SIGABRT")]
 )
-def test_a_list_of_arguments_is_not_taken_for_granted(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, act: str, why: str
-) -> None:
+def test_arguments_are_not_taken_for_granted(opened: Open, monkeypatch: pytest.MonkeyPatch, act: str, why: str) -> None:
     monkeypatch.setattr(chat_template, "KIND", UNRULY)
     with pytest.raises(ModelUnsupported, match=why):
         opened(f"#{act}#").arguments()
@@ -134,9 +132,7 @@ def test_a_long_message_is_within_the_limits(opened: Open) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_stopped_before_it_does_harm(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_hostile_template_is_stopped_before_harm(opened: Open, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Each one is stopped by a limit, or writes no more than it may."""
     if name not in HARMLESS:
         monkeypatch.setattr(chat_template, "SECONDS", 0.1)
@@ -223,9 +219,7 @@ def test_the_process_sees_no_variable_of_ours(opened: Open, monkeypatch: pytest.
     assert {*child.environ()} <= {"PYTHONPATH", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "LC_CTYPE"}
 
 
-def test_the_bundled_template_is_known_and_rendered_here(
-    draft_model: Model, verifier_model: Model, opened: Open
-) -> None:
+def test_a_bundled_template_is_known_and_rendered_here(draft_model: Model, verifier_model: Model, opened: Open) -> None:
     for model in (draft_model, verifier_model):
         assert model.chat_prompt([Message("user", "Where is my mug?")]).size
         assert not children()

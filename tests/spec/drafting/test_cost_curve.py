@@ -68,9 +68,7 @@ def test_a_curve_that_is_wrong_is_corrected() -> None:
 
 
 @given(curves, st.floats(3.0, 1e4), st.booleans(), st.integers(0, 20))
-def test_a_curve_that_is_wildly_off_is_corrected_at_once(
-    curve: CostCurve, factor: float, slower: bool, drafted: int
-) -> None:
+def test_a_curve_wildly_off_is_corrected_at_once(curve: CostCurve, factor: float, slower: bool, drafted: int) -> None:
     real, scale = DecodeCost(replace(curve, heads=HEADS_MS)), 1.0 / factor if slower else factor
     cost = DecodeCost(
         replace(
@@ -107,9 +105,7 @@ def test_it_is_learned() -> None:
 
 
 @given(confidence=sure, seen=st.lists(st.tuples(sure, st.integers(0, 8)), max_size=5))
-def test_where_a_chunk_is_rejected_is_a_distribution(
-    confidence: list[float], seen: list[tuple[list[float], int]]
-) -> None:
+def test_rejections_of_a_chunk_are_a_distribution(confidence: list[float], seen: list[tuple[list[float], int]]) -> None:
     acceptance = ConfidenceAcceptance()
     for chunk, accepted in seen:
         acceptance.learn(chunk, min(len(chunk), accepted))
