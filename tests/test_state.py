@@ -14,19 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm import state
 from edgellm.errors import StateDamaged
 from edgellm.llm.tools.values import read_json as read_valid
 from edgellm.llm.tools.values import write_json
-from edgellm.state import (
-    close_to_others,
-    from_json,
-    private_folder,
-    read_json,
-    read_state,
-    read_toml,
-    set_aside,
-    write_state,
-)
+from edgellm.state import from_json, private_folder, read_json, read_state, read_toml, set_aside, write_state
 from edgellm.system import cache_dir, data_dir, state_dir
 
 
@@ -136,7 +128,7 @@ def test_what_was_open_to_others_is_closed(own_home: Path, tmp_path: Path) -> No
         (folder / "inner" / "file").chmod(0o666)
     assert read_state(data_dir() / "inner" / "file") == b"{}"
     assert stat.S_IMODE((data_dir() / "inner" / "file").stat().st_mode) == 0o600
-    close_to_others()
+    state.close_to_others()
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in (data_dir(), state_dir(), cache_dir())} == {0o700}
     assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o644
 

@@ -9,16 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.coldstart import costs
-from edgellm.coldstart.costs import (
-    Device,
-    LayersOnDevice,
-    Link,
-    ModelCosts,
-    TransformerShape,
-    devices,
-    fit_utilisation,
-    sending,
-)
+from edgellm.coldstart.costs import Device, LayersOnDevice, Link, ModelCosts, TransformerShape, devices, fit_utilisation
 from edgellm.coldstart.problem import Home, Overlap, Task, fits, makespan, per_token, streamed, timeline
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange
@@ -61,7 +52,7 @@ def test_the_cache_takes_memory() -> None:
 def test_a_measured_link_takes_the_place_of_the_rates() -> None:
     one, other, *_ = costs.devices()
     links = {(one.name, other.name): Link(8e6, 0.5)}
-    found = sending((one, other), 1e6, links)
+    found = costs.sending((one, other), 1e6, links)
     assert found[0, 1] == pytest.approx(1.5)
     assert found[1, 0] == pytest.approx(8e6 / min(other.uplink, one.downlink))
 

@@ -10,22 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import (
-    HEADS,
-    Capture,
-    Context,
-    ContextSpec,
-    Floats,
-    LazyLogits,
-    LMHead,
-    Model,
-    SeqRows,
-    head_pays,
-    in_blocks,
-    known,
-    top2,
-    top_k,
-)
+from edgellm import engine
+from edgellm.engine import HEADS, Context, ContextSpec, Floats, LazyLogits, LMHead, Model, SeqRows, known, top2, top_k
 from edgellm.engine.lm_head import ROWS, block_ends, head_of, why_lazy
 from edgellm.errors import ContextFull, EngineFailed
 from testkit.gguf.random_model import Shape
@@ -116,7 +102,7 @@ def test_only_what_is_looked_at_is_computed(pair: tuple[Context, Context], monke
     assert np.allclose(rows[2], wanted[2], atol=1e-4)
     assert computed == [(0, 1), (1, 2), (2, 3)]
     assert rows.known == 3
-    assert [len(block) for block in in_blocks(rows)] == [3, 1, 1, 1, 1, 1]
+    assert [len(block) for block in engine.in_blocks(rows)] == [3, 1, 1, 1, 1, 1]
     assert np.allclose(np.stack(list(rows)), wanted, atol=1e-4)
     late.decode_lazy(IDS[:8], outputs=8, reached=[1.0] * 7)[0]
     assert computed[8:] == [(0, 8)]  # all of them take less time together
@@ -131,7 +117,7 @@ def test_where_it_cannot_be_late_it_is_at_once(exact_model: Model) -> None:
         with pytest.raises(ContextFull):
             context.decode_lazy(IDS, outputs=2)
         assert context.length() == ROWS + 1
-    with Context(exact_model, ContextSpec(n_ctx=32, lazy=True), capture=Capture(outputs=(0,))) as context:
+    with Context(exact_model, ContextSpec(n_ctx=32, lazy=True), capture=engine.Capture(outputs=(0,))) as context:
         assert context.lazy_head is None
         assert isinstance(context.decode_lazy(IDS[:5], outputs=5), np.ndarray)
 
@@ -229,7 +215,7 @@ def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, ver
 
 def test_it_pays_where_the_vocabulary_is_large(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.engine.native.is_small", lambda _parameters: False)
-    assert head_pays(make_model(replace(TINY, n_vocab=4000)))
+    assert engine.head_pays(make_model(replace(TINY, n_vocab=4000)))
     assert "looked at: they are 74% of the model" in why_lazy(make_model(replace(TINY, n_vocab=4000)))[1]
 
 

@@ -14,16 +14,7 @@ from edgellm.engine.gguf.memory import PREDICTED_ROWS, cache_bytes_per_token, co
 from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
 from edgellm.engine.kv.kv_cache import checkpoint_bytes
-from edgellm.engine.memory_fit import (
-    MemoryUse,
-    Placed,
-    Wanted,
-    default_context,
-    fit,
-    place_model,
-    place_sessions,
-    reckon,
-)
+from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place_model, place_sessions, reckon
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported
 from testkit.gguf.architectures import ARCHITECTURES
@@ -210,7 +201,7 @@ def test_as_many_layers_as_fit_go_on_a_card(
     card = Card(free * 10**9 // 2, 700_000_000, 8)
     monkeypatch.setattr(memory_fit, "offload_devices", lambda _names: [card.device])
     monkeypatch.setattr(memory_fit, "reckon", card.reckon)
-    wanted = Wanted(ModelFile.open(draft_path), opened)
+    wanted = memory_fit.Wanted(ModelFile.open(draft_path), opened)
     taken, room = Counter[str](), max(0, card.device.free - memory_fit._MARGIN)
     hardware, reason = fit(wanted, Hardware(n_ctx=512), taken)
     assert hardware.gpu_layers == layers

@@ -11,18 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import (
-    Context,
-    ContextSpec,
-    GgufHeader,
-    LazyLogits,
-    Model,
-    ModelFile,
-    check_gguf,
-    costs_of,
-    cut,
-    native,
-)
+from edgellm import engine
+from edgellm.engine import Context, GgufHeader, LazyLogits, Model, ModelFile, check_gguf, costs_of, cut, native
 from edgellm.engine.gguf.reader import TENSOR_TYPES, TensorInfo
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.engine.trial.probe import Probe
@@ -301,7 +291,7 @@ def test_all_parts_are_one_model(draft_path: Path, tmp_path: Path, parts: int, e
 def test_its_heads_are_computed_late_and_are_the_same(first: Path, verifier_path: Path) -> None:
     found = []
     for path in (first, verifier_path):
-        with Model.load(path) as model, Context(model, ContextSpec(n_ctx=64, threads=1, lazy=True)) as context:
+        with Model.load(path) as model, Context(model, engine.ContextSpec(n_ctx=64, threads=1, lazy=True)) as context:
             context.decode_lazy(IDS[:2], outputs=2)  # finds out whether the others can be late
             rows = context.decode_lazy(IDS[2:10], outputs=8)
             assert isinstance(rows, LazyLogits)

@@ -18,17 +18,8 @@ from edgellm.rpc.trust.handshake import LABEL, read_welcome
 from edgellm.rpc.trust.identity import Certificate, Identity
 from edgellm.rpc.trust.pairing import Code, Exchange, read_introduction
 from edgellm.rpc.trust.trust import Peers, Right, Trust
-from edgellm.services.verification_codec import (
-    RequestLimits,
-    greet,
-    read_sampling,
-    read_verdict,
-    read_verify,
-    write_open,
-    write_verdict,
-    write_verify,
-    write_wanted,
-)
+from edgellm.services import verification_codec
+from edgellm.services.verification_codec import greet, read_verify, write_open, write_verdict, write_wanted
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.sampling import ModelSampling
 from edgellm.spec.types import GREEDY, Chunk, Ids, Logprobs, Sampling, Verdict
@@ -54,9 +45,9 @@ def _session(data: bytes) -> None:
     frame = parse_message(pb.DeviceFrame, data)
     kind = frame.WhichOneof("frame")
     if kind == "open":
-        read_sampling(frame.open.sampling)
+        verification_codec.read_sampling(frame.open.sampling)
     elif kind == "verify":
-        read_verify(frame.verify, RequestLimits(WORDS, CONTEXT), 1, GREEDY)
+        read_verify(frame.verify, verification_codec.RequestLimits(WORDS, CONTEXT), 1, GREEDY)
     else:
         raise ProtocolError("A frame is empty.", "Send another.")
 
@@ -69,7 +60,7 @@ def _verdict(logprobs: int | None) -> Callable[[bytes], None]:
         frame = parse_message(pb.VerifierFrame, data)
         if frame.WhichOneof("frame") != "verdict":
             return
-        verdict = read_verdict(frame.verdict, request, WORDS)
+        verdict = verification_codec.read_verdict(frame.verdict, request, WORDS)
         expected = verdict.accepted + len(verdict.tokens) if logprobs is not None else 0
         if len(verdict.logprobs) != expected or any(len(one.ids) != logprobs for one in verdict.logprobs):
             raise AssertionError(f"invalid probabilities got through: {verdict}")
@@ -113,7 +104,7 @@ def readers(folder: Path) -> list[Reader]:
     likely = [Logprobs(-0.5, ids(5, 6), np.array([-0.5, -2.0])) for _ in range(4)]
     telling = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, logprobs=tuple(likely)))
     asks = [
-        write_verify(verify_request(at, ids(*range(1, 9)), drafted, logprobs))
+        verification_codec.write_verify(verify_request(at, ids(*range(1, 9)), drafted, logprobs))
         for at, drafted, logprobs in ((0, 0, None), (0, 4, None), (400, 1, None), (0, 2, 20))
     ]
     verdict = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, passes=2, plausible=(True, True, False, True)))

@@ -9,14 +9,8 @@ from edgellm.mesh.stage import check
 from edgellm.rpc.layers import read_manifest, read_places
 from edgellm.rpc.measuring import LinkSpeed, read_blocks, read_figures
 from edgellm.rpc.protos import PROTOCOL, layers_pb2, mesh_pb2, parse_message
-from edgellm.services.mesh_codec import (
-    read_event,
-    read_micro_batch,
-    read_work,
-    write_event,
-    write_micro_batch,
-    write_work,
-)
+from edgellm.services import mesh_codec
+from edgellm.services.mesh_codec import read_event, read_work, write_event, write_micro_batch, write_work
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
 from tests.fuzz.reading import Reader
@@ -36,7 +30,7 @@ def _order(data: bytes) -> None:
         read_work(order.prepare)
     elif kind == "parcel":
         work = FIRST if order.parcel.ids else WORK
-        check(read_micro_batch(order.parcel, work), work)
+        check(mesh_codec.read_micro_batch(order.parcel, work), work)
     elif kind is None:
         raise ProtocolError("An order is empty.", "Say what is to be done.")
 

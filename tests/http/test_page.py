@@ -29,18 +29,8 @@ from edgellm.spec.protocols import Session
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel, Event, Source, Verdict
 from edgellm.storage.chat_log import Conversations
-from testkit.browser.page_states import (
-    CHROMIUM,
-    KEY,
-    SCHEMES,
-    SIZES,
-    STATES,
-    opened_browser,
-    page_in_state,
-    server_without_model,
-    show_open_panel,
-    window,
-)  # fmt: skip
+from testkit.browser import page_states
+from testkit.browser.page_states import CHROMIUM, KEY, SCHEMES, SIZES, STATES, opened_browser, page_in_state, window
 from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, serving
 from tests.http.test_streaming import Scripted, endless, failing, said
 from tests.waiting import until
@@ -584,14 +574,14 @@ def test_there_is_no_barrier_in_any_state(
     context: BrowserContext, store: Conversations, name: str, looks: list[tuple[str, str, list[str]]]
 ) -> None:
     axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
-    with server_without_model() as server, page_in_state(context, server, name) as page:
+    with page_states.server_without_model() as server, page_in_state(context, server, name) as page:
         page.emulate_media(reduced_motion="reduce")
         page.evaluate(axe)
         for size, scheme, rules in looks:
             page.set_viewport_size(SIZES[size])
             page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
             if size == "narrow" and name in PANELS:
-                show_open_panel(page, PANELS[name])
+                page_states.show_open_panel(page, PANELS[name])
             found = page.evaluate("rules => axe.run(rules.length ? { runOnly: rules } : {})", rules)["violations"]
             shown = [(one["id"], part["html"][:150], part["failureSummary"]) for one in found for part in one["nodes"]]
             assert shown == [], (size, scheme)

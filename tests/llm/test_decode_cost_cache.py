@@ -15,17 +15,7 @@ from edgellm.engine import Model, Stop
 from edgellm.engine.cores import BUSY
 from edgellm.errors import Stopped
 from edgellm.llm import LLM, cost_curves
-from edgellm.llm.cost_curves import (
-    _MIN_LENGTHS,
-    CurveMeasurement,
-    IdleWork,
-    ModelCurve,
-    StoredCurve,
-    _device,
-    estimated_curve,
-    read_curve,
-    write_curve,
-)
+from edgellm.llm.cost_curves import CurveMeasurement, IdleWork, ModelCurve, StoredCurve, estimated_curve, read_curve
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.state import MONTH
 from edgellm.storage.fingerprint import FileHash, _PartHash
@@ -36,7 +26,7 @@ KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), True, (0.25, 0.5))
 
 def test_what_was_kept_is_read(tmp_path: Path) -> None:
     path = tmp_path / "new" / "curve.json"
-    write_curve(path, KEPT, "a chip")
+    cost_curves.write_curve(path, KEPT, "a chip")
     assert read_curve(path, "a chip") == KEPT
     assert read_curve(path, "another chip") is None
 
@@ -230,10 +220,10 @@ def test_a_curve_continues_where_it_stopped(verifier_model: Model, home: Path, m
     samples = curve._measurement._samples
     stop = Stop()
     with pytest.raises(Stopped):
-        curve.measure(stop, lambda _share: stop.set() if len(samples) == _MIN_LENGTHS - 1 else None)
+        curve.measure(stop, lambda _share: stop.set() if len(samples) == cost_curves._MIN_LENGTHS - 1 else None)
     assert not curve.measured
     before = dict(samples)
-    assert len(before) == _MIN_LENGTHS - 1  # a busy machine may measure no more lengths in time
+    assert len(before) == cost_curves._MIN_LENGTHS - 1  # a busy machine may measure no more lengths in time
     measured = curve.measure()
     assert curve.measured
     assert measured.filled
@@ -249,7 +239,7 @@ def test_a_reply_that_never_lets_it_be_measured_leaves_what_it_learned(
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         list(pair.reply("Where is my mug?", max_tokens=40, retrieval="history"))
     (path,) = (home / "cache" / "curves").glob(f"{FileHash(f32_pair[1]).compute()[:16]}-*.json")
-    kept = read_curve(path, _device())
+    kept = read_curve(path, cost_curves._device())
     assert kept is not None
     assert not kept.filled  # an estimate
     assert kept.seconds[0] < f32_pair[1].stat().st_size / 1e3 / 10.0

@@ -11,15 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from edgellm import __version__, diagnostics, system
-from edgellm.diagnostics import (
-    Finding,
-    ReceivedAnnouncements,
-    examine,
-    examine_interfaces,
-    examine_multicast,
-    examine_peers,
-    examine_welcome,
-)
+from edgellm.diagnostics import Finding, ReceivedAnnouncements, examine, examine_multicast, examine_welcome
 from edgellm.engine import library
 from edgellm.engine.hardware import ComputeDevice
 from edgellm.engine.native import Features
@@ -64,7 +56,7 @@ def hint(device: Trust, *addresses: Address, protocol: int = PROTOCOL) -> Hint:
 
 
 def peers_of(me: Trust, *hints: Hint) -> list[Finding]:
-    return list(examine_peers(me, ReceivedAnnouncements(hints, own_came_back=True), VOCABULARY))
+    return list(diagnostics.examine_peers(me, ReceivedAnnouncements(hints, own_came_back=True), VOCABULARY))
 
 
 def test_a_sound_machine_has_no_problem_and_says_what_next_where_there_is_one(me: Trust) -> None:
@@ -161,7 +153,7 @@ def test_what_decodes_and_what_stays_idle_is_said(me: Trust) -> None:
 
 
 def test_a_machine_in_no_network_is_told() -> None:
-    assert only(examine_interfaces([]), "interfaces").state == "problem"
+    assert only(diagnostics.examine_interfaces([]), "interfaces").state == "problem"
 
 
 def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monkeypatch: pytest.MonkeyPatch) -> None:

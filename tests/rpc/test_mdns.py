@@ -9,16 +9,9 @@ import pytest
 from zeroconf import ServiceInfo, Zeroconf
 
 from edgellm.rpc.address import Address
+from edgellm.rpc.discovery import mdns
 from edgellm.rpc.discovery.interfaces import chosen_hosts
-from edgellm.rpc.discovery.mdns import (
-    Hint,
-    ServiceKind,
-    announce,
-    browse,
-    keep_announced,
-    new_instance,
-    parse_announcement,
-)
+from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, keep_announced, new_instance
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.trust.identity import Identity
 
@@ -62,7 +55,7 @@ def said(properties: dict[str, str | bytes | None], host: str = "10.0.0.7", port
         ServiceKind.DEVICE.value, f"x.{ServiceKind.DEVICE.value}", port=port, properties=properties,
         parsed_addresses=[host],
     )  # fmt: skip
-    return parse_announcement(info, local=False)
+    return mdns.parse_announcement(info, local=False)
 
 
 SOUND: dict[str, str | bytes | None] = {"id": "0000-0000", "v": "1", "i": "00000000000000ff"}

@@ -21,15 +21,7 @@ from edgellm.rpc.channel import open_channel
 from edgellm.rpc.discovery import peer_probe
 from edgellm.rpc.discovery.peer_probe import dialable_addresses, uniform_failure
 from edgellm.rpc.layers import method
-from edgellm.rpc.measuring import (
-    DeviceFigures,
-    LinkSpeed,
-    measure,
-    measure_link,
-    read_figures,
-    request_link_measurement,
-    write_figures,
-)
+from edgellm.rpc.measuring import DeviceFigures, measure, read_figures, request_link_measurement, write_figures
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.trust import Peer
 from edgellm.services.server import listener
@@ -90,7 +82,7 @@ def test_figures_that_cannot_be_are_not_believed() -> None:
         with pytest.raises(ProtocolError):
             read_figures(said)
     with pytest.raises(ProtocolError):
-        LinkSpeed(0.1, float("nan"), 1.0)
+        measuring.LinkSpeed(0.1, float("nan"), 1.0)
 
 
 async def test_a_line_is_measured_both_ways(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +91,7 @@ async def test_a_line_is_measured_both_ways(store: LayerStore, monkeypatch: pyte
     async with taking(store) as address:
         with Relay(address.port, Network(40.0, 0.02)) as relay:
             async with open_channel(Address("127.0.0.1", relay.port)) as channel:
-                line = await measure_link(channel, "desk")
+                line = await measuring.measure_link(channel, "desk")
     assert line.round_trip >= 0.02
     for rate in (line.up, line.down):  # of thousands without the relay, and how exact depends on what else runs
         assert 1e6 < rate < 4e8

@@ -9,16 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from edgellm.errors import (
-    IdentityClash,
-    NotPaired,
-    NotPermitted,
-    PairingRequired,
-    PeerTooNew,
-    PeerTooOld,
-    ProtocolError,
-    VerifierUnreachable,
-)
+from edgellm import errors
+from edgellm.errors import NotPaired, NotPermitted, PairingRequired, PeerTooNew, PeerTooOld, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server, open_channel
 from edgellm.rpc.protos import PROTOCOL
@@ -27,19 +19,8 @@ from edgellm.rpc.trust import handshake
 from edgellm.rpc.trust.handshake import connect_authenticated, fetch_peer_info
 from edgellm.rpc.trust.identity import SERVER_NAME, Identity
 from edgellm.rpc.trust.trust import Right, Trust
-from tests.rpc.doors import (
-    OFFER,
-    SECRET,
-    Said,
-    answering,
-    ask_for,
-    code_of,
-    greeting,
-    impostor,
-    open_stream,
-    serving,
-    steal,
-)
+from tests.rpc import doors
+from tests.rpc.doors import OFFER, SECRET, Said, answering, ask_for, code_of, impostor, open_stream, serving, steal
 from tests.rpc.strangers import Gullible, befriend, certified, device, known
 
 
@@ -192,7 +173,7 @@ async def test_a_copied_identity_is_found_out_and_explained_on_both_sides(
     async with answering(copy, lambda _reply: None) as address:
         guest.peers.remove(host.identity.id)
         host.peers.grant(guest.identity.id, [Right.VERIFY])
-        with pytest.raises(IdentityClash, match="files were copied"):
+        with pytest.raises(errors.IdentityClash, match="files were copied"):
             await connect_authenticated(address, host)
 
 
@@ -286,7 +267,7 @@ async def test_a_paired_device_cannot_pass_for_another_by_passing_the_question_o
                 reply: pb.WelcomeReply = await call(request, timeout=60)
                 return reply
 
-        async with greeting(middle, passed_on) as between:
+        async with doors.greeting(middle, passed_on) as between:
             with pytest.raises(NotPaired, match="cannot prove it"):
                 await connect_authenticated(between, guest)
             with pytest.raises(NotPaired, match="do not trust each other"):
@@ -314,7 +295,7 @@ async def test_another_paired_device_than_the_one_meant_is_refused(host: Trust, 
 
 @pytest.mark.parametrize(("version", "error", "who"), [(0, PeerTooOld, "the other"), (99, PeerTooNew, "this")])
 async def test_another_version_says_which_side_is_too_old(
-    host: Trust, guest: Trust, version: int, error: type[ProtocolError], who: str
+    host: Trust, guest: Trust, version: int, error: type[errors.ProtocolError], who: str
 ) -> None:
     async with answering(host, lambda reply: setattr(reply, "protocol", version)) as address:
         with pytest.raises(error, match=f"Update edgellm on {who} device"):

@@ -10,15 +10,8 @@ from edgellm.errors import EngineFailed, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import Failed, Loaded, MicroBatch, StageAnswer, StageLost, StageSpec, StageTrace, TraceSpan
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.services.mesh_codec import (
-    most_rows,
-    read_event,
-    read_micro_batch,
-    read_work,
-    write_event,
-    write_micro_batch,
-    write_work,
-)
+from edgellm.services import mesh_codec
+from edgellm.services.mesh_codec import read_event, read_micro_batch, read_work, write_event, write_micro_batch
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import Chunk, Sampling, Verdict
 from tests.verifier.asking import judged
@@ -82,7 +75,7 @@ def test_events_arrive() -> None:
     assert isinstance(told, Failed)
     assert (told.number, told.error.what, told.error.next_step) == (5, "It is bad.", "Mend it.")
     assert write_event(StageLost(EngineFailed("x", "y")), True) is None
-    prepare = write_work(WORK, bytes(16))
+    prepare = mesh_codec.write_work(WORK, bytes(16))
     assert read_work(prepare) == WORK
     prepare.ClearField("stages")  # a coordinator that does not tell
     assert read_work(prepare).stages == 1
@@ -135,7 +128,7 @@ def test_answers_that_nobody_has_asked_for() -> None:
 
 def test_a_parcel_always_fits_a_message() -> None:
     for n_embd in (64, 8_192, 65_536):
-        rows = np.ones((most_rows(n_embd), n_embd), np.float32)
+        rows = np.ones((mesh_codec.most_rows(n_embd), n_embd), np.float32)
         assert len(write_micro_batch(MicroBatch(0, 1, 0, rows), True).SerializeToString()) < 16 * 2**20
 
 

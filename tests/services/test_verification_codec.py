@@ -11,22 +11,15 @@ from hypothesis import strategies as st
 from edgellm.errors import ContextFull, ProtocolError
 from edgellm.rpc.channel import MAX_CHUNK
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.services.verification_codec import (
-    RequestLimits,
-    read_sampling,
-    read_verdict,
-    read_verify,
-    write_open,
-    write_verdict,
-    write_verify,
-)
+from edgellm.services import verification_codec
+from edgellm.services.verification_codec import read_sampling, read_verdict, read_verify, write_verdict, write_verify
 from edgellm.spec.params import MAX_LOGPROBS
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Constraint, Logprobs, Penalties, Sampling, Verdict
 from tests.verifier.asking import request
 
 VOCABULARY = 300
-BOUNDS = RequestLimits(VOCABULARY, 512)
+BOUNDS = verification_codec.RequestLimits(VOCABULARY, 512)
 
 tokens = st.integers(0, VOCABULARY - 1)
 ids = st.lists(tokens, max_size=20)
@@ -162,7 +155,7 @@ def test_a_verdict_that_does_not_answer_is_refused(verdict: pb.Verdict) -> None:
 def test_sampling_arrives_as_it_was_sent(plain: Sampling, penalties: Penalties | None) -> None:
     constraint = Constraint('{"type": "object"}', 7, (1, 2)) if plain.min_p > 0.5 else None
     sampling = replace(plain, penalties=penalties, constraint=constraint)
-    frame = pb.DeviceFrame.FromString(write_open(sampling, "00").SerializeToString())
+    frame = pb.DeviceFrame.FromString(verification_codec.write_open(sampling, "00").SerializeToString())
     assert read_sampling(frame.open.sampling) == sampling
 
 

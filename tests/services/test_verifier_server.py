@@ -14,22 +14,12 @@ import grpc
 import numpy as np
 import pytest
 
+from edgellm import errors
 from edgellm.engine import Model, ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import place_model
 from edgellm.engine.model import LoadSpec
-from edgellm.errors import (
-    EngineFailed,
-    InvalidOption,
-    MemoryShort,
-    ModelNotFound,
-    ModelUnsupported,
-    PairingRequired,
-    PortTaken,
-    Stopped,
-    VerifierLost,
-    VerifierUnreachable,
-)
+from edgellm.errors import EngineFailed, InvalidOption, MemoryShort, PairingRequired, PortTaken, Stopped, VerifierLost
 from edgellm.llm.cost_curves import estimated_curve
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -87,7 +77,7 @@ def test_a_device_waits_for_a_verifier_that_is_measured_yet(exact: Model) -> Non
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(serve_verifier, exact.path, where, options, measure=measure)
         while True:
-            with suppress(VerifierUnreachable):  # it does not listen yet
+            with suppress(errors.VerifierUnreachable):  # it does not listen yet
                 address = Address.of(where.host, where.port)
                 remote = RemoteVerifier(address, exact.vocabulary, timing=NEVER, on_wait=on_wait)
                 break
@@ -190,7 +180,7 @@ def test_a_taken_port_is_said_before_a_model_is_loaded(own: VerifierServer, tmp_
     with pytest.raises(PortTaken):
         serve_verifier(tmp_path / "nothing.gguf", Listening(port=own.address.port))
     RemoteVerifier(own.address, own.model.vocabulary).close()  # the first one is still there
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(errors.ModelNotFound):
         serve_verifier(tmp_path / "nothing.gguf", Listening(port=0))
 
 
@@ -269,7 +259,7 @@ def test_a_head_is_served_with_its_verifier(architectures: Architectures, heads:
     finally:
         server.stop()
         server.close()
-    with pytest.raises(ModelUnsupported, match="does not fit the verifier"):
+    with pytest.raises(errors.ModelUnsupported, match="does not fit the verifier"):
         serve_verifier(architectures("qwen2"), FREE, VerifierOptions(2, 128, 1), eagle3=head)
 
 

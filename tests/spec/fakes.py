@@ -7,15 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgellm.errors import EdgeError, VerifierLost
-from edgellm.spec.protocols import (
-    Capabilities,
-    Drafter,
-    GenerationLimits,
-    GenerationState,
-    Session,
-    Verifier,
-    VerifyRequest,
-)
+from edgellm.spec import protocols
+from edgellm.spec.protocols import Capabilities, Drafter, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.types import NO_IDS, Chunk, Floats, Ids, Verdict
 from edgellm.spec.verification import judge
@@ -25,7 +18,7 @@ EOG = 0
 
 def at(written: int, most: int = 10**9) -> GenerationState:
     """A reply of which so many of at most so many tokens are written."""
-    state = GenerationState(limits=GenerationLimits(most, written + 1))
+    state = GenerationState(limits=protocols.GenerationLimits(most, written + 1))
     for _ in range(written):
         state.append(1)
     return state

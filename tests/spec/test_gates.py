@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.errors import InvalidOption
+from edgellm.spec.gates import rules
 from edgellm.spec.gates.fitting import Chunks, alpha_of, auc, build, evidence, fit, fit_policy, fit_rejection, follow
 from edgellm.spec.gates.profile import (
     NAMES,
@@ -22,19 +23,7 @@ from edgellm.spec.gates.profile import (
     WordWeights,
 )
 from edgellm.spec.gates.prompt_difficulty import difficulty_of, fit_difficulty
-from edgellm.spec.gates.rules import (
-    HORIZON,
-    BudgetController,
-    BudgetGate,
-    ConfidenceGate,
-    GateChoice,
-    NeverGate,
-    RandomGate,
-    choose,
-    evidence_of,
-    judge_at,
-    p_conf,
-)
+from edgellm.spec.gates.rules import HORIZON, BudgetController, BudgetGate, NeverGate, choose, judge_at, p_conf
 from edgellm.spec.gates.synera import ImportanceGate
 from edgellm.spec.params import GATES, ReplyOptions
 from edgellm.spec.types import Chunk
@@ -76,7 +65,7 @@ def of(*confidence: float) -> Chunk:
     return Chunk(np.ones(len(values), dtype=np.int32), values, values)
 
 
-def chosen(gate: str, budget: float | None, controller: BudgetController | None = None) -> GateChoice:
+def chosen(gate: str, budget: float | None, controller: BudgetController | None = None) -> rules.GateChoice:
     options = ReplyOptions(gate=gate, budget=budget)
     return choose(options, 1, profile=PROFILE, controller=controller or BudgetController())
 
@@ -92,7 +81,7 @@ def test_p_conf_is_the_papers_equation(c: float, c_th: float, expected: float) -
 
 def test_the_share_of_chunks_offloaded_is_p_conf_and_the_draws_can_be_repeated() -> None:
     def offloaded(seed: int) -> list[bool]:
-        gate = ConfidenceGate(0.6, seed)
+        gate = rules.ConfidenceGate(0.6, seed)
         return [gate.judge(of(0.75, 0.85, 0.95), written).offload for written in range(4000)]
 
     assert np.mean(offloaded(3)) == pytest.approx(p_conf(0.85, 0.6), abs=0.03)
@@ -113,7 +102,7 @@ def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str,
 
 
 def test_auto_is_the_fitted_gate_and_says_its_evidence() -> None:
-    assert "with 20% of chunks verified, 70% of the profiled" in evidence_of(PROFILE, 0.25)
+    assert "with 20% of chunks verified, 70% of the profiled" in rules.evidence_of(PROFILE, 0.25)
     assert [chosen(gate, 0.2).layers for gate in ("auto", "synera", "confidence")] == [(), (1,), ()]
 
 
@@ -143,7 +132,7 @@ def test_what_is_owed_is_paid_back() -> None:
     for offloaded, wanted in ((100, 0.0), (0, 1.0)):
         controller = BudgetController(100, offloaded)
         assert controller.target_share(0.6) == wanted
-        gate = BudgetGate(judge_at(lambda share: RandomGate(share, 1), controller), 0.6, controller)
+        gate = BudgetGate(judge_at(lambda share: rules.RandomGate(share, 1), controller), 0.6, controller)
         assert gate.decide(at(0), drafted(RNG)).offload == wanted
 
 

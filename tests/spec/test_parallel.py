@@ -14,18 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edgellm.engine import Context, ContextSpec, Message, Model, top2
+from edgellm.spec.drafters import parallel
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import (
-    CONTEXT_BOOST,
-    MAX_AHEAD,
-    BranchingDrafter,
-    ParallelDrafter,
-    alternatives,
-    choose_branches,
-    likely_corrections,
-    predict_verdicts,
-    rejection,
-)
+from edgellm.spec.drafters.parallel import ParallelDrafter, alternatives, choose_branches, predict_verdicts
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.protocols import DraftRules, Gate, GenerationLimits, GenerationState, Session, VerifyRequest
@@ -52,7 +43,7 @@ def text(*parts: Ids | int | np.integer) -> Ids:
 def test_the_papers_distribution_with_nothing_rejected_as_an_outcome() -> None:
     confidence = np.array([0.9, 0.5], dtype=np.float32)
     weights = [0.2 * 0.1, 0.2 * 0.8 * 0.5, 0.8**2]
-    assert rejection(confidence, 0.8) == pytest.approx(np.array(weights) / sum(weights), rel=1e-5)
+    assert parallel.rejection(confidence, 0.8) == pytest.approx(np.array(weights) / sum(weights), rel=1e-5)
 
 
 def test_the_likeliest_verdicts_come_first() -> None:
@@ -77,8 +68,10 @@ def test_the_likeliest_verdicts_come_first() -> None:
 )
 def test_tokens_of_the_text_are_so_much_likelier(logits: np.ndarray, known: set[int], limit: int) -> None:
     chances = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
-    weights = {token: (CONTEXT_BOOST if token in known else 1.0) * float(chances[token]) for token in range(12)}
-    ids, found = likely_corrections(logits, top2(logits).p1, limit, np.array(sorted(known), dtype=np.int32))
+    weights = {
+        token: (parallel.CONTEXT_BOOST if token in known else 1.0) * float(chances[token]) for token in range(12)
+    }
+    ids, found = parallel.likely_corrections(logits, top2(logits).p1, limit, np.array(sorted(known), dtype=np.int32))
     assert len(set(ids.tolist())) == len(ids) == len(found) == min(limit, 12)
     assert found == pytest.approx([weights[token] for token in ids.tolist()], rel=1e-4)
     assert found == pytest.approx(sorted(weights.values(), reverse=True)[:limit], rel=1e-4)
@@ -151,8 +144,8 @@ class Bench:
     def context(self, n_seq: int, n_ctx: int = POSITIONS) -> Context:
         return Context(self.draft, ContextSpec(n_ctx=n_ctx, n_seq=n_seq, spare=8, threads=1))
 
-    def drafter(self, context: Context) -> BranchingDrafter:
-        drafter = BranchingDrafter(self.draft, context)
+    def drafter(self, context: Context) -> parallel.BranchingDrafter:
+        drafter = parallel.BranchingDrafter(self.draft, context)
         self._closing.callback(drafter.close)
         return drafter
 
@@ -177,7 +170,7 @@ def write(
         context = Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=1 + branches, threads=1))
         ahead, drafter = None, ModelDrafter(draft, context)
         if branches:
-            own = BranchingDrafter(draft, context)
+            own = parallel.BranchingDrafter(draft, context)
             ahead = ParallelDrafter(own, is_eog=draft.is_eog, rejection=ConfidenceAcceptance().rejection)
         closing.callback((ahead or drafter).close)
         verifier = LateVerifier(model, ContextSpec(n_ctx=POSITIONS, threads=1))
@@ -277,7 +270,7 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next(bench: Bench, prom
         wanted = bench.fresh.propose(GenerationState(behind, rules=rules), 2)
         assert following.ids.tolist() == wanted.ids.tolist()
         behind, taken = text(behind, following.ids), taken + following.ahead
-    assert 2 < taken <= MAX_AHEAD
+    assert 2 < taken <= parallel.MAX_AHEAD
     assert (ahead.guessed.tries, ahead.guessed.hits) == (1, 1)
 
 

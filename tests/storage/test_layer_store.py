@@ -19,17 +19,9 @@ from edgellm.engine import ModelFile, check_gguf, cut
 from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused
 from edgellm.layer_range import LayerRange
 from edgellm.state import from_json
+from edgellm.storage import layer_pieces
 from edgellm.storage import layer_store as layers
-from edgellm.storage.layer_pieces import (
-    MAX_PIECES,
-    LayerPiece,
-    Manifest,
-    forget_hashes,
-    grid_lines,
-    known_pieces,
-    manifest_of,
-    pieces_of,
-)
+from edgellm.storage.layer_pieces import MAX_PIECES, LayerPiece, Manifest, grid_lines, manifest_of, pieces_of
 from edgellm.storage.layer_store import LayerStore
 from testkit.gguf.split_file import split
 from tests.conftest import Architectures
@@ -61,7 +53,7 @@ def test_hashes_are_remembered_until_they_are_forgotten(
     with monkeypatch.context() as patch:
         patch.setattr("edgellm.storage.layer_pieces.cut_piece", None)
         assert layerwise(draft_path) == manifest
-        forget_hashes(manifest.fingerprint)
+        layer_pieces.forget_hashes(manifest.fingerprint)
         with pytest.raises(TypeError):
             layerwise(draft_path)
     shares: list[float] = []
@@ -69,7 +61,7 @@ def test_hashes_are_remembered_until_they_are_forgotten(
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     several = pieces_of(file, [LayerRange(3, 5)])
-    assert set(known_pieces(manifest.fingerprint)) == {*manifest.pieces, *several.pieces}
+    assert set(layer_pieces.known_pieces(manifest.fingerprint)) == {*manifest.pieces, *several.pieces}
     for strange in (LayerRange(7, 9), LayerRange(-1, 2), LayerRange(3, 3)):
         with pytest.raises(InvalidOption, match="from 1 to 8"):
             pieces_of(file, [strange])

@@ -8,18 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, LazyLogits, Model
+from edgellm.spec.ngram import sources
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.reuse import LIFETIME, Reuse, plausible_segment
-from edgellm.spec.ngram.sources import (
-    DEEPEST,
-    NOTHING,
-    PROMPT_TAIL,
-    ROOT,
-    ContextIndex,
-    Cursor,
-    HistoryIndex,
-    SuffixAutomaton,
-)
+from edgellm.spec.ngram.sources import DEEPEST, PROMPT_TAIL, ROOT, ContextIndex, Cursor, HistoryIndex, SuffixAutomaton
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Chunk, Expected
 from edgellm.spec.verification import LIKELY, plausible
@@ -40,7 +32,7 @@ def read(cursor: Cursor | None, n: int) -> list[int]:
         ([5, 6, 7, 8, 9, 5, 6], (7, 2, 1.0)),
         ([5, 6, 7, 8, 9, 5, 6, 7], (8, 3, 1.0)),
         ([1, 2, 0, 1, 3, 8, 1, 3, 7, 1], (3, 1, pytest.approx(2 / 3))),  # the likeliest, with its share
-        ([1, 2, 3], NOTHING),
+        ([1, 2, 3], sources.NOTHING),
     ],
 )
 def test_the_context_goes_on_as_it_did_before(text: list[int], offered: tuple[int, int, float]) -> None:
