@@ -69,9 +69,7 @@ def test_baselines_are_one_flag(edge: Edge, flags: str, sources: str) -> None:
     assert {row["source"] for row in done.lines[:-1]} <= {*sources.split()}
 
 
-def test_a_file_that_is_longer_than_the_context_is_told_with_both_numbers_and_a_context_that_would_do(
-    edge: Edge, tmp_path: Path
-) -> None:
+def test_too_long_a_file_is_told_with_both_numbers_and_a_context_that_would_do(edge: Edge, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("Where is the mug? " * 110, encoding="utf-8")
     (tmp_path / "short.txt").write_text("The mug is red.", encoding="utf-8")
     words = ("chat", "Where?", "--context", str(tmp_path / "short.txt"), "--context", str(tmp_path / "notes.txt"))

@@ -93,9 +93,7 @@ def test_who_has_paired_nobody_is_told_to(edge: Edge) -> None:
         assert edge(*words).told("air the devices first", code=1).err.count("\n") == 1
 
 
-def test_the_list_is_shown_changed_and_not_touched_where_it_is_damaged(
-    edge: Edge, phone: Trust, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_is_shown_changed_and_left_if_damaged(edge: Edge, phone: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.MAX_BROWSE_SECONDS", 0.0)
     words = ("phone", phone.identity.id.short, "files, verify", "just now", "No address of phone is known")
     edge("peers").told(*words)

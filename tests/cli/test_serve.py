@@ -157,9 +157,7 @@ def test_a_pair_writes_no_more_replies_at_once_than_fit(
     edge("serve", "--http-port", "0", "--replies", "2").told("Give --replies 1", code=1)
 
 
-def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
-    start: Start, edge: Edge, verifier_path: Path, tmp_path: Path
-) -> None:
+def test_a_verifier_may_be_on_several_devices(start: Start, edge: Edge, verifier_path: Path, tmp_path: Path) -> None:
     cache = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(cache, ANYWHERE) as worker:
         server, url = start("--mesh", "here:1-5,desk:6-12", "--peer", f"desk={worker.address}")

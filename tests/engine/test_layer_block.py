@@ -94,9 +94,7 @@ def rows_of(n: int) -> Ids:
         ([BlockRows(rows_of(2), 0, 0), BlockRows(rows_of(2), 0, 5)], "no sequence 5"),
     ],
 )
-def test_what_cannot_go_together_leaves_all_as_they_were(
-    chains: tuple[Chain, Chain], given: list[BlockRows], says: str
-) -> None:
+def test_what_cannot_join_leaves_all_as_it_was(chains: tuple[Chain, Chain], given: list[BlockRows], says: str) -> None:
     chain, alone = chains
     for each in chains:
         each.forward([BlockRows(rows_of(3), 0, 1, 1)])

@@ -110,9 +110,7 @@ def test_a_compiled_one_that_cannot_be_loaded_is_passed_over_and_leaves_nothing(
 
 @linux
 @pytest.mark.parametrize(("broken", "says"), [("llama", "file too short"), ("", "there is no libggml-base.so")])
-def test_one_that_was_named_and_cannot_be_used_is_an_error_that_says_why(
-    run: Run, tmp_path: Path, broken: str, says: str
-) -> None:
+def test_a_named_one_that_fails_is_an_error_that_says_why(run: Run, tmp_path: Path, broken: str, says: str) -> None:
     folder = tmp_path / "named"
     if broken:
         copy_names(folder, broken=broken)

@@ -138,9 +138,7 @@ def test_it_finds_its_place_in_every_graph(pair: tuple[Context, Context]) -> Non
         same(1, n)
 
 
-def test_an_address_that_has_another_tensor_now_does_no_harm(
-    pair: tuple[Context, Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reused_address_does_no_harm(pair: tuple[Context, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     late, plain = pair
     assert late.lazy_head is not None
     assert isinstance(late.decode_lazy(IDS[:4], outputs=4), LazyLogits)

@@ -77,9 +77,7 @@ def killer(tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch) 
     return path
 
 
-def test_what_ends_a_child_is_refused_with_its_last_words_and_not_tried_again(
-    guarded: Path, children: Children, killer: Path
-) -> None:
+def test_what_ends_a_child_is_refused_for_good_with_its_words(guarded: Path, children: Children, killer: Path) -> None:
     for _ in range(2):
         with pytest.raises(
             ModelUnsupported, match=r"ends the process that loads it: SIG[A-Z]+.*; .*binary_op.*F16|SIG"

@@ -79,13 +79,6 @@ def rendered(child: Child, **conversation: object) -> str:
     return bytes(found.data).decode("utf-8", "surrogatepass")
 
 
-def test_a_source_and_then_conversations(child: Child) -> None:
-    compiled(child, "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
-    for content in ("mug", "\ud800 ünï \ue000"):
-        found = rendered(child, messages=[{"role": "user", "content": content}], bos_token="<s>", eos_token="")
-        assert found == f"<s>{content}"
-
-
 def test_a_template_writes_todays_date_or_that_of_the_caller(child: Child) -> None:
     compiled(child, "{% if date_string is not defined %}26 Jul 2024{% endif %}{{ date_string }}")
     before, wrote = (f"{datetime.now(UTC).astimezone():%d %b %Y}", rendered(child))

@@ -190,9 +190,7 @@ def test_first_replies_are_kept_only_with_the_history(switched: LLM, keeps: bool
     assert path.with_name(f"{path.stem}.first.json").exists() == keeps
 
 
-def test_the_command_leaves_nothing_of_what_was_asked(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_leaves_nothing_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     words = ("chat", SECRET, "--max-tokens", "4", "--draft", "none", "--verifier", "edgellm-draft")
     assert run([*words, "--no-history"]) == 0

@@ -52,9 +52,7 @@ def test_a_reply_left_halfway_leaves_the_pair_sound(
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_an_interrupt_in_any_decode_leaves_the_pair_sound(
-    pair: LLM, alone: LLM, at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_the_pair_sound(pair: LLM, alone: LLM, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     decode = Context.decode
 

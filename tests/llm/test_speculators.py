@@ -75,9 +75,7 @@ def test_replies_with_a_head_are_those_of_the_verifier_alone(
             assert f"the EAGLE-3 head {head.name} drafts from its states" in reasons[1]
 
 
-def test_a_head_is_refused_without_the_verifier_that_it_reads(
-    architectures: Architectures, heads: Heads, verifier_path: Path
-) -> None:
+def test_a_head_without_verifier_is_refused(architectures: Architectures, heads: Heads, verifier_path: Path) -> None:
     head = heads("llama")
     for verifier, why, instead in (
         (None, "there is no verifier", "--verifier"),

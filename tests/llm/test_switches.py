@@ -100,9 +100,7 @@ def test_a_budget_without_a_verifier_is_told(f32_pair: tuple[Path, Path]) -> Non
         assert "the draft model writes alone" in heard[0].text
 
 
-def test_a_linked_verifier_writes_several_tokens_at_once_where_nothing_is_drafted(
-    linked: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_drafts_a_link_brings_several_tokens_at_once(linked: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.spec.drafters.model.HybridDrafter.propose", lambda *_given: Chunk())
     reply = linked.reply(case(1), max_tokens=24)
     list(reply)

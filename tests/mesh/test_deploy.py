@@ -139,9 +139,7 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
     assert not list(home.stores["desk"].root.rglob("*.partial"))
 
 
-def test_a_device_that_is_gone_is_given_time_and_then_said_to_be_so(
-    home: Home, send: Send, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_gone_is_given_time_and_then_said_to_be(home: Home, send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deploying, "PAUSE_SECONDS", 0.01)
     nowhere = Worker("desk", home.workers()["desk"].peer, Address("127.0.0.1", 1))
     gone, done = send((nowhere, 0, 5), ("phone", 6, 11))

@@ -336,9 +336,7 @@ def test_an_answer_tells_from_both_sides(now: list[float], record: StageRecord) 
 
 
 @pytest.mark.parametrize("at", [-1e9, 0.0, 1e9])
-def test_an_impossible_time_moves_it_no_further_than_it_can_be(
-    now: list[float], record: StageRecord, at: float
-) -> None:
+def test_an_impossible_time_moves_it_no_further_than_can_be(now: list[float], record: StageRecord, at: float) -> None:
     now[0] = 101.0
     record.observe(at)
     record.observe(at, 100.5)

@@ -105,9 +105,7 @@ def test_layers_of_a_whole_model_are_cut_when_they_are_asked_for(verifier_cut: C
     assert whole.layers.files(LayerRange(12, 13)) == []
 
 
-def test_small_layers_go_together_up_to_the_end_of_the_stage(
-    verifier_cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stages_small_layers_go_together(verifier_cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def counts(layers: LayerRange) -> list[object]:
         whole = WholeModel(ModelFile.open(verifier_cut.path), LayerStore(tmp_path, PLENTY))
         return [check_gguf(path).metadata["llama.block_count"] for path in paths(whole.layers, layers)]

@@ -250,9 +250,7 @@ async def test_a_server_that_an_authority_signed_cannot_prove_who_it_is(tmp_path
             await connect_authenticated(address, guest)
 
 
-async def test_a_paired_device_cannot_pass_for_another_by_passing_the_question_on(
-    host: Trust, guest: Trust, tmp_path: Path
-) -> None:
+async def test_passing_the_question_on_makes_no_other_device(host: Trust, guest: Trust, tmp_path: Path) -> None:
     """A man in the middle who is paired with both: the answer he gets names him as the client."""
     middle = device(tmp_path / "middle")
     befriend(middle, guest)

@@ -100,9 +100,7 @@ def test_a_server_is_kept_awake_for_a_reply(pair: LLM, log: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin"])
-def test_it_is_kept_awake_until_the_last_work_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
-) -> None:
+def test_it_is_kept_awake_until_all_work_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str) -> None:
     program, log = tmp_path / ("systemd-inhibit" if system == "linux" else "caffeinate"), tmp_path / "log"
     program.write_text(f"#!/bin/sh\necho begun >> {log}\ncat\necho ended >> {log}\n")
     program.chmod(0o755)

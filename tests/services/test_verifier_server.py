@@ -162,9 +162,7 @@ def test_the_same_port_can_be_served_again_at_once(exact: Model, prompt: Ids) ->
 
 
 @pytest.mark.parametrize(("n_batch", "passes"), [(None, 0), (8, 12)])
-def test_a_prompt_is_computed_in_batches_of_the_models_hardware(
-    exact: Model, prompt: Ids, n_batch: int | None, passes: int
-) -> None:
+def test_a_prompt_is_read_in_the_hardwares_batches(exact: Model, prompt: Ids, n_batch: int | None, passes: int) -> None:
     long = np.resize(prompt, 100)
     with (
         Model.load(exact.path, LoadSpec(Hardware(n_batch=n_batch, threads=1))) as model,

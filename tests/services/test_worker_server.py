@@ -30,9 +30,7 @@ from tests.waiting import until
 __all__ = ["verifier_cut", "whole", "workers"]
 
 
-def test_rows_of_sixteen_bits_give_nearly_the_same(
-    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole
-) -> None:
+def test_rows_of_16_bits_give_nearly_the_same(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
     work = replace(verifier_cut.work, half=True)
     members = [RemoteDevice(Endpoint(str(at), worker.address)) for at, worker in enumerate(workers)]
     shares = even(work, [member.name for member in members])

@@ -45,9 +45,7 @@ def test_a_piece_is_the_file_that_cut_writes(draft_path: Path, manifest: Manifes
         assert file.stat().st_size == piece.size
 
 
-def test_hashes_are_remembered_until_they_are_forgotten(
-    draft_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashes_are_kept_until_forgotten(draft_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     file = ModelFile.open(draft_path)
     assert from_json(Manifest, as_json(manifest)) == manifest
     with monkeypatch.context() as patch:

@@ -179,9 +179,7 @@ def parts(hub: Hub, draft_path: Path, tmp_path: Path) -> list[bytes]:
     return found
 
 
-def test_all_parts_are_pulled_and_are_one_model(
-    hub: Hub, cache: Path, parts: list[bytes], draft_path: Path, tmp_path: Path
-) -> None:
+def test_all_parts_make_one_model(hub: Hub, cache: Path, parts: list[bytes], draft_path: Path, tmp_path: Path) -> None:
     seen: list[Transfer] = []
     got = pull(SPLIT, seen.append)
     total = sum(map(len, parts))

@@ -69,9 +69,7 @@ def test_a_reply_goes_on_without_the_server_and_the_next_one_with_it(
     assert [token.id for token in verified(pair)] == wanted[5]
 
 
-def test_a_server_that_is_too_slow_is_left_alone_for_a_while(
-    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
-) -> None:
+def test_a_slow_server_is_left_alone_a_while(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
     """Else each reply would wait for it again, and longer from time to time."""
     timing = UpstreamTiming(least=0.5, retry=600.0, retry_most=600.0)
     pair, server = open_pair(closing, Vllm(engine, scores=True, counts=True), f32_pair[0], timing=timing)

@@ -81,9 +81,7 @@ def test_a_tier_that_the_server_lacks(engine: Engine, f32_pair: tuple[Path, Path
         open_pair(closing, LlamaServer(engine), f32_pair[0], Tier.SCORE)
 
 
-def test_conversations_are_rendered_by_the_servers_template(
-    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
-) -> None:
+def test_the_servers_own_template_is_used(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
     template = "<|begin|><|user|>Template of the server<|end|><|assistant|>"
     pair, _ = open_pair(closing, LlamaServer(engine, template=template), f32_pair[0])
     assert b"Template of the server" in pair._text.detokenize(pair.prompt_ids("A question"))
@@ -103,7 +101,7 @@ def test_rows_of_cached_positions_are_never_read(
     assert NOWHERE > 1.0
 
 
-def test_sglang_is_asked_from_the_last_token_of_the_prefix_on(
+def test_sglang_is_asked_from_the_prefix_end_on(
     engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
 ) -> None:
     """From the first token on, it would compute the whole prompt for each verdict."""

@@ -116,9 +116,7 @@ def test_a_model_alone_writes_what_it_drafts_and_shares_passes(f32_pair: tuple[P
         assert verifier.shared > 0
 
 
-def test_drafts_are_for_a_reply_that_is_alone_and_tokens_together_for_others(
-    f32_pair: tuple[Path, Path], rows_are_cheap: None
-) -> None:
+def test_lone_replies_have_drafts_and_others_tokens_together(f32_pair: tuple[Path, Path], rows_are_cheap: None) -> None:
     with LLM.open(*f32_pair, threads=1, replies=2) as pair:
         first, second = (pair.reply(case(number), max_tokens=16) for number in (2, 3))
         ids(first, 1), ids(second, 1)  # both are begun, so that they share passes from now on

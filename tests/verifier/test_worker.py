@@ -103,9 +103,7 @@ def test_who_waits_together_is_computed_together(gate: Gate, worker: VerifierWor
     assert worker.counters.verified == 9
 
 
-def test_a_verification_waits_behind_one_chunk_of_a_long_prompt(
-    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone
-) -> None:
+def test_verifications_wait_for_one_chunk_alone(gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone) -> None:
     short, long = Asker(worker, 1), Asker(worker, 2)
     short.ask(prompt)
     written = short.tokens()
