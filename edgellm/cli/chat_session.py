@@ -9,23 +9,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from edgellm import storage
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions
 from edgellm.cli.views.console import announce, counted, say
 from edgellm.cli.views.progress import Loading, download
+from edgellm.engine import Message
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong, size
+from edgellm.llm import AUTO, LLM, compose
+from edgellm.llm.messages import leave_out_turns, room_for_reply
+from edgellm.spec.params import ReplyOptions
+from edgellm.spec.stats import Summary
+from edgellm.spec.stream import Reply
 from edgellm.storage.chat_log import Conversation, Conversations, History
 from edgellm.storage.model_files import HOME, SMOLLM2, resolve_pair
 from edgellm.system import cache_dir
 
 if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
-    from edgellm.engine import Message
-    from edgellm.llm import LLM
-    from edgellm.spec.params import ReplyOptions
-    from edgellm.spec.stats import Summary
-    from edgellm.spec.stream import Reply
     from edgellm.upstream.opening import UpstreamOptions
-
 
 Remember: TypeAlias = Callable[[str, str], None]
 """Adds a question and its reply to the history."""
@@ -85,8 +86,6 @@ class Chat:
     ) -> None:  # fmt: skip
         """`stored`, a conversation to continue, gets all messages after each change; `system` takes the place of its
         own. `reports` are printed after each reply, if several devices hold the model."""
-        from edgellm.engine import Message
-
         self.pair, self.system, self.context = pair, system, dict(context)
         self.summary: Summary | None = None  # the last reply's; None before the first one of a conversation
         self._options, self._remember, self._stored, self._reports = options, remember, stored, reports
@@ -133,10 +132,6 @@ class Chat:
 
     def ask(self, prompt: str, **changes: Any) -> Reply:
         """Return the reply to `prompt`, which is not kept after an error, by the options but for some `changes`."""
-        from edgellm.engine import Message
-        from edgellm.llm import compose
-        from edgellm.llm.messages import leave_out_turns, room_for_reply
-
         options = replace(self._options, **changes)
         if self._reports is not None:
             self._reports.on_request()
@@ -185,8 +180,6 @@ class Chat:
 
     def _messages(self, begin: int = 0) -> list[Message]:
         """Return the messages of the turns from `begin` on, questions with their texts."""
-        from edgellm.llm import compose
-
         found: list[Message] = []
         for turn in self._turns[begin:]:
             texts = [self.context[name] for name in turn.texts]
@@ -195,8 +188,6 @@ class Chat:
 
     def add_reply(self, summary: Summary) -> None:
         """Add the finished reply to the conversation: a stopped one as far as it got, an empty one not at all."""
-        from edgellm.engine import Message
-
         self.summary = summary
         if self._reports is not None:
             self._reports.reply_finished(summary)
@@ -230,8 +221,6 @@ class Chat:
         self.pair.close()
 
     def _save(self) -> None:
-        from edgellm.engine import Message
-
         if self._stored is not None and (self._turns or self._stored.conversation.turns):
             opening = [Message("system", self.system)] if self.system and self._turns else []
             self._stored.save([*opening, *self._messages()])
@@ -257,8 +246,6 @@ def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
     failed = cache_dir() / "models" / f"{SMOLLM2.verifier.replace(':', '-')}.failed"
     reason = f"{home.missing} is not here, and could not be fetched a short while ago."
     if not (failed.exists() and time.time() - failed.stat().st_mtime < _PAUSE):
-        from edgellm import storage
-
         plan = storage.plan(home.missing)
         say(f"downloading {home.missing} ({size(plan.size)}; {plan.reason}), once", style="dim")
         try:
@@ -290,8 +277,6 @@ class ChatPairOpener:
 
     def open(self, draft: str, verifier: str, peers: Sequence[str] = (), profile: Path | None = None) -> LLM:
         """Open a pair; one of the `peers` verifies if there are any."""
-        from edgellm.llm import AUTO, LLM
-
         with Loading() as loading:
             pair = LLM.open(
                 draft, AUTO if peers else verifier, profile=profile, progress=loading, peers=peers,
@@ -306,7 +291,6 @@ class ChatPairOpener:
 
     def prepare(self, pair: LLM) -> LLM:
         """Return an opened pair, whose notices are printed, and which is closed where it cannot make the replies."""
-
         announce(pair.verifier_reason, pair.notices)
         with ExitStack() as failed:
             failed.push(pair)

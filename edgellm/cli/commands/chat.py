@@ -11,7 +11,6 @@ from pathlib import Path
 import typer
 
 from edgellm.cli import options
-from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation, with_default_pair
 from edgellm.cli.options import HardwareOptions, PairOptions, ThinkOptions, on_command_line, option, with_records
 from edgellm.cli.views.console import decode, is_terminal, read_text, say
 from edgellm.cli.views.reply_printer import Display, print_reply
@@ -65,6 +64,7 @@ def chat(
     hardware: HardwareOptions,
     prompt: list[str] | None = typer.Argument(None),
 ) -> int:
+    from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation, with_default_pair
     from edgellm.llm.pair_stats import tidy
 
     wanted = replace(reply, **think.fields())

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli import options
-from edgellm.cli.chat_session import with_default_pair
 from edgellm.cli.options import option
 from edgellm.cli.views.console import emit_json, facts, out, read_text, say, table
 from edgellm.cli.views.progress import Loading
@@ -42,6 +41,7 @@ def profile(
     hardware: options.HardwareOptions,
     prompts: Path = typer.Option(..., metavar="FILE"),
 ) -> None:
+    from edgellm.cli.chat_session import with_default_pair
     from edgellm.llm import LLM
     from edgellm.llm.pair_stats import keep_profile, tidy
 
