@@ -9,20 +9,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import segno
 from rich.text import Text
 
 from edgellm.cli.options import assigned
 from edgellm.cli.server_options import HTTP_PORT, HTTPOptions
 from edgellm.cli.views.console import err, is_terminal, print_event, say
+from edgellm.engine import Model
+from edgellm.engine.embedding.embedder import Embedder
+from edgellm.engine.hardware import Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, PortTaken, TrustUnusable
-
-if TYPE_CHECKING:
-    from edgellm.engine.hardware import Hardware
-    from edgellm.http.running_servers import RunningServer
-    from edgellm.http.server import HttpServer
-    from edgellm.rpc.address import Address
+from edgellm.http.middleware import HttpConfig, api_key, checked_host, http_folder, page_key
+from edgellm.http.model_host import ServedEmbedder, keep_alive_seconds
+from edgellm.http.running_servers import RunningServer, recorded
+from edgellm.http.server import HttpServer
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.interfaces import chosen_hosts, own_hosts
+from edgellm.rpc.trust.identity import pem_id, web_certificate
+from edgellm.storage import name_of, resolve
 
 
 @contextmanager
@@ -31,12 +37,6 @@ def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ite
     if not options.http:
         yield None
         return
-    from edgellm.http.middleware import HttpConfig, checked_host
-    from edgellm.http.model_host import keep_alive_seconds
-    from edgellm.http.running_servers import recorded
-    from edgellm.http.server import HttpServer
-    from edgellm.rpc.address import Address
-
     if (options.tls_cert is None) != (options.tls_key is None):
         raise InvalidOption("--tls-cert and --tls-key must be given together.", "Give both, or neither.")
     address = Address.of(options.http_host, HTTP_PORT if options.http_port is None else options.http_port)
@@ -73,12 +73,6 @@ def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) 
         return
     if server is None:
         raise InvalidOption("--embeddings is for HTTP, and --no-http is given.", "Leave one of them out.")
-    from edgellm.engine import Model
-    from edgellm.engine.embedding.embedder import Embedder
-    from edgellm.engine.model import LoadSpec
-    from edgellm.http.model_host import ServedEmbedder
-    from edgellm.storage import name_of, resolve
-
     path = resolve(model)
     with Model.load(path, LoadSpec(hardware, embeds=True)) as loaded, Embedder(loaded) as embedder:
         server.models.open_embedder(ServedEmbedder(name_of(path), embedder))
@@ -106,10 +100,6 @@ def print_urls(server: HttpServer, room: int | None = None) -> None:
 def show_phone_code(server: HttpServer | RunningServer, code: str, seconds: float) -> None:
     """Print the link by which a phone gets the page and a key to it; on a terminal that has room for it as a QR code,
     which is light on dark where there are no colours."""
-    import segno
-
-    from edgellm.rpc.trust.identity import pem_id
-
     link, console, picture = f"{server.url}/#pair={code}", err(), StringIO()
     segno.make(link, error="l", micro=False).terminal(picture, border=2, compact=True)
     lines = picture.getvalue().splitlines()
@@ -126,9 +116,6 @@ def show_phone_code(server: HttpServer | RunningServer, code: str, seconds: floa
 
 
 def _tls_files(options: HTTPOptions, names: Sequence[str]) -> tuple[Path, Path]:
-    from edgellm.http.middleware import http_folder
-    from edgellm.rpc.trust.identity import web_certificate
-
     if options.tls_cert is not None and options.tls_key is not None:
         return options.tls_cert.expanduser(), options.tls_key.expanduser()
     certificate, private_key = web_certificate(http_folder(), names)
@@ -138,8 +125,6 @@ def _tls_files(options: HTTPOptions, names: Sequence[str]) -> tuple[Path, Path]:
 
 def _page_key() -> str | None:
     """Return the page's key; None, with a notice, where it cannot be stored, so that a tab keeps its own chats."""
-    from edgellm.http.middleware import page_key
-
     try:
         return page_key()
     except (InvalidOption, TrustUnusable) as error:
@@ -148,8 +133,6 @@ def _page_key() -> str | None:
 
 
 def _api_key(path: Path | None) -> str:
-    from edgellm.http.middleware import api_key
-
     file, key = api_key(None if path is None else path.expanduser())
     say(f"HTTP clients need the API key in {file}.", style="dim")
     return key
@@ -157,8 +140,6 @@ def _api_key(path: Path | None) -> str:
 
 def _host_names(address: Address) -> list[str]:
     """Return the names of a machine that listens at `address`, or at all of its own, those in the home first."""
-    from edgellm.rpc.discovery.interfaces import chosen_hosts, own_hosts
-
     hosts = [address.host]
     if address.unspecified:
         hosts = list(dict.fromkeys([*chosen_hosts(), *sorted(own_hosts())]))

@@ -29,14 +29,21 @@ from edgellm.cli.views.progress import Loading
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.errors import EdgeError, InvalidOption, size
+from edgellm.http.catalogs import ModelDefaults, NamedModels, PairOpener
 from edgellm.http.model_host import ServedModel
+from edgellm.http.status import MeshRecorder, read_plan
 from edgellm.llm import AUTO, LLM
-from edgellm.llm.model_loading import named
+from edgellm.llm.cost_curves import ModelCurve
+from edgellm.llm.model_loading import OpenedVerifier, eagle3_named, named, sampling_behind
+from edgellm.rpc.address import Address, ModelAddress
+from edgellm.rpc.discovery.interfaces import chosen_hosts
+from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import resolve
+from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.model_files import resolve_pair
+from edgellm.verifier.in_process import EXTRA_TOKENS
 
 if TYPE_CHECKING:
-    from edgellm.http.catalogs import ModelDefaults
     from edgellm.http.server import HttpServer
     from edgellm.services.server.listener import Listener, ServerEvent
     from edgellm.services.server.servers import WorkerServer
@@ -64,9 +71,6 @@ class Asked:
 
 def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Answer HTTP clients with a pair of models. A model in the settings is for the other roles."""
-    from edgellm.http.catalogs import NamedModels, PairOpener
-    from edgellm.http.status import read_plan
-
     models, replies, defaults = asked.models, asked.replies, _defaults(asked)
     if on_command_line(ctx, "model"):
         if on_command_line(ctx, "verifier"):
@@ -98,8 +102,6 @@ def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> Non
 
 def _defaults(asked: Asked) -> ModelDefaults:
     """Return the options for models that requests name."""
-    from edgellm.http.catalogs import ModelDefaults
-
     hardware, kept = asked.hardware, int(1e9 * asked.models.prompt_cache)
     return ModelDefaults(hardware.of(VERIFIER), hardware.of(DRAFT), asked.replies, print_event, asked.at_once, kept)
 
@@ -114,7 +116,6 @@ def _check(pair: LLM, replies: ReplyOptions) -> None:
 
 def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
     from edgellm.cli.commands.mesh import over_devices
-    from edgellm.http.status import MeshRecorder
 
     pair = resolve_pair(draft, verifier)
     models = replace(asked.models, draft=str(pair.draft), verifier=str(pair.verifier))
@@ -126,12 +127,9 @@ def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
 
 def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Verify drafts of other devices with a model, which answers HTTP clients, too."""
-    from edgellm.http.catalogs import NamedModels
-    from edgellm.llm.cost_curves import ModelCurve
     from edgellm.services.server.listener import Listening
     from edgellm.services.server.servers import VerifierOptions
     from edgellm.services.server.servers import serve_verifier as start
-    from edgellm.storage.fingerprint import FileHash
 
     link, head = asked.link, _eagle3(ctx, asked.models.draft)
     verifier = resolve_pair(*with_default_pair("none", asked.served.only_model or DEFAULT)).verifier
@@ -166,8 +164,6 @@ def _served(asked: Asked, pair: LLM) -> ServedModel:
 
 def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
     """Return the EAGLE-3 head of a served verifier. A draft model is left out, or refused on the command line."""
-    from edgellm.llm.model_loading import eagle3_named
-
     eagle3 = None if draft == DEFAULT else eagle3_named(named(draft))
     if eagle3 is None and draft != "none" and on_command_line(ctx, "draft"):
         raise InvalidOption(
@@ -194,8 +190,6 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     from edgellm.mesh import part_of
     from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
     from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
-    from edgellm.rpc.address import Address
-    from edgellm.rpc.trust.trust import Trust
     from edgellm.services.server.servers import WorkerServer
     from edgellm.storage.layer_store import LayerStore
 
@@ -276,9 +270,6 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
 
 def _pair_over(model: ServerPool, verifier: ColocatedVerifier) -> LLM:
     """Return a pair without a draft model, whose replies the servers behind a gateway's `model` write."""
-    from edgellm.llm.model_loading import OpenedVerifier, sampling_behind
-    from edgellm.verifier.in_process import EXTRA_TOKENS
-
     where = ", ".join(str(one.url) for one in model.servers)
     finding = "; ".join(one.opened.finding for one in model.servers)
     remote = OpenedVerifier(
@@ -290,8 +281,6 @@ def _pair_over(model: ServerPool, verifier: ColocatedVerifier) -> LLM:
 
 def _hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:
     """Return the hosts at which others reach a server: its address, or all addresses of this machine in the home."""
-    from edgellm.rpc.discovery.interfaces import chosen_hosts
-
     return chosen_hosts(interface) if server.address.unspecified else [server.address.host]
 
 
@@ -318,8 +307,6 @@ def _announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
 
 
 def _say_how_to_use(server: Listener, link: LinkOptions, models: Sequence[str] = ()) -> None:
-    from edgellm.rpc.address import ModelAddress
-
     hosts, lead, style = [server.address.host], "Use it with: edgellm chat --verifier", "bold"
     if server.trust is not None:
         say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
