@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, time
-from typing import TYPE_CHECKING
 
 from edgellm.engine import Model, ModelFile, mtp_obstacle
 from edgellm.engine.hardware import Hardware
@@ -24,21 +23,21 @@ from edgellm.llm import AUTO, LLM, Named
 from edgellm.llm.abilities import MOST_OF_VERIFIER, draft_for, heads_for, other_models
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.address import ModelAddress
-from edgellm.rpc.trust.trust import Peer, Right
+from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
+from edgellm.rpc.trust.handshake import OfferedModel
+from edgellm.rpc.trust.trust import Peer, Right, Trust
+from edgellm.services.client.verifier_selection import TokenizerFit, fit_of
+from edgellm.services.verification_codec import KeptGreeting
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import list_models, name_of, resolve
 from edgellm.storage.model_files import StoredModel, looks_like_path, resolve_pair, unknown
-
-if TYPE_CHECKING:
-    from edgellm.rpc.discovery.peer_probe import ProbeResult
-    from edgellm.rpc.trust.handshake import OfferedModel
 
 _LISTED_SECONDS = 60.0  # age of the list of models at which the devices are asked again
 _ASKED_SECONDS = 5.0  # least age of the list at which a name makes the server ask again
 _ALONE = "no model here has its tokenizer and at most half of its size"
 _log = logging.getLogger(__name__)
 
-Probe = Callable[[], "Sequence[ProbeResult]"]
+Probe = Callable[[], Sequence[ProbeResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +157,6 @@ class PairedModel:
 
 def probe() -> Sequence[ProbeResult]:
     """Ask every paired device at its last address. Raises TrustUnusable."""
-    # gRPC is slow to import, so a server starts before it is
-    from edgellm.rpc.discovery.peer_probe import probe_peers
-    from edgellm.rpc.trust.trust import Trust
-
     trust = Trust.load()
     return probe_peers(trust, trust.peers.all(), ())
 
@@ -169,9 +164,6 @@ def probe() -> Sequence[ProbeResult]:
 def verifying(results: Sequence[ProbeResult]) -> dict[str, PairedModel]:
     """Return the models that verify for this device; of models with the same name, the quickest to reach. Those of
     devices that sleep are their last ones."""
-    from edgellm.rpc.trust.handshake import OfferedModel
-    from edgellm.services.verification_codec import KeptGreeting
-
     found: dict[str, PairedModel] = {}
     for info in sorted((one.info for one in results if one.info is not None), key=lambda info: info.seconds):
         for offer in info.offers if Right.VERIFY in info.rights else ():
@@ -213,9 +205,6 @@ class PairedOpener:
         """Return the smallest model here with the verifier's tokenizer and at most half its size, if there is one."""
         if self._draft is not None and self._draft.exists():
             return self._draft
-        from edgellm.rpc.trust.trust import Trust
-        from edgellm.services.client.verifier_selection import TokenizerFit, fit_of
-
         offer, trust, self._draft = self._model.offer, Trust.load(), None
         most = MOST_OF_VERIFIER * offer.size if offer.size and not offer.behind else float("inf")
         for path in [one.path for one in sorted(list_models(), key=lambda one: one.size) if one.size <= most]:

@@ -25,6 +25,10 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeAlias
 
 from filelock import FileLock, Timeout
+from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HTTPError as AnyHttpError  # the error of the HTTP client that the library uses
+from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from edgellm.errors import DiskFull, ModelCorrupt, ModelUnsupported, PullFailed, size
 from edgellm.isolation.child import POLL_SECONDS
@@ -81,15 +85,11 @@ def _listed(sibling: Mapping[str, Any]) -> tuple[int, str]:
 def raise_for_status(response: Any) -> None:
     """Raise the hub's library's error for an error status, without reading a body that may have no end."""
     if response.status_code >= 400:
-        from huggingface_hub.utils import hf_raise_for_status
-
         told = {name: value for name, value in response.headers.items() if name.lower() in _ERROR_HEADERS}
         hf_raise_for_status(type(response)(response.status_code, headers=told, request=response.request))
 
 
 def _body(url: str, headers: Mapping[str, str], timeout: float) -> bytes:
-    from huggingface_hub.utils import get_session
-
     until, body = time.monotonic() + MAX_LISTING_SECONDS, bytearray()
     with get_session().stream("GET", url, headers={**headers, **_PLAIN}, timeout=timeout) as response:
         raise_for_status(response)
@@ -132,8 +132,6 @@ Progress = Callable[[int, int], None]
 
 def download(remote: RemoteFile, headers: Mapping[str, str], partial: Path, progress: Progress) -> None:
     """Download the rest of `remote` into `partial`, and check size and SHA-256; try again after a cut connection."""
-    from huggingface_hub.errors import HfHubHTTPError
-
     try:
         with partial.open("ab") as file:
             if file.tell() > remote.size:
@@ -156,9 +154,6 @@ def download(remote: RemoteFile, headers: Mapping[str, str], partial: Path, prog
 
 
 def _receive_all(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO, progress: Progress) -> None:
-    from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.errors import HTTPError as AnyHttpError  # the error of the HTTP client that the library uses
-
     failures = 0
     while file.tell() < remote.size:
         reason = "the connection was closed"
@@ -184,9 +179,6 @@ def _receive_all(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO,
 
 
 def _receive(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO) -> Iterator[int]:
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
     offset, timeout = file.seek(0, os.SEEK_END), constants.HF_HUB_DOWNLOAD_TIMEOUT
     asked = {**headers, **_PLAIN, **({"Range": f"bytes={offset}-"} if offset else {})}
     with get_session().stream("GET", remote.url, headers=asked, timeout=timeout) as response:

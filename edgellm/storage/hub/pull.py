@@ -16,9 +16,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
+from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
+from huggingface_hub.utils import build_hf_headers
 
 from edgellm import system
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
@@ -36,9 +38,6 @@ from edgellm.storage.hub.download import (
 from edgellm.storage.model_files import HubName
 from edgellm.storage.quants import choose
 from edgellm.storage.upkeep import linked_blobs
-
-if TYPE_CHECKING:
-    from huggingface_hub.errors import HfHubHTTPError
 
 __all__ = ["DownloadPlan", "PulledModel", "Transfer", "fetch", "plan", "pull"]
 
@@ -127,9 +126,6 @@ def fetch(plan: DownloadPlan, progress: OnTransfer = lambda _: None) -> PulledMo
 
 
 def _ask(name: HubName) -> DownloadPlan:
-    from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers
-
     revision = "" if name.revision is None else f"/revision/{name.revision}"
     url = f"{constants.ENDPOINT}/api/models/{name.repo_id}{revision}?blobs=true"
     headers = build_hf_headers(library_name=_LIBRARY)
@@ -167,8 +163,6 @@ def _memory() -> int:
 
 
 def _remote(name: HubName, repo_id: str, file: str, listed: tuple[int, str]) -> RemoteFile:
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-
     url, (size, sha256) = hf_hub_url(repo_id, file, revision=name.revision, endpoint=constants.ENDPOINT), listed
     if not size or not sha256:
         meta = _hub(name, lambda: get_hf_file_metadata(url, library_name=_LIBRARY, endpoint=constants.ENDPOINT))
@@ -195,9 +189,6 @@ def _download(name: HubName, commit: str, files: Sequence[RemoteFile], progress:
 
 
 def _complete(name: HubName, files: Sequence[RemoteFile], blobs: Path, progress: OnTransfer) -> int:
-    from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import build_hf_headers
-
     total, here = sum(file.size for file in files), [_arrived(file, blobs) for file in files]
     check_space(blobs, total - sum(here))
     headers, resumed, sent = build_hf_headers(library_name=_LIBRARY), sum(here), 0
@@ -214,7 +205,7 @@ def _complete(name: HubName, files: Sequence[RemoteFile], blobs: Path, progress:
 
         try:
             download(file, headers, unfinished, on_progress)
-        except HfHubHTTPError as error:
+        except errors.HfHubHTTPError as error:
             raise _denied(name, error) from error
         _check(file, [unfinished], len(files))
         unfinished.replace(blob)
@@ -266,9 +257,6 @@ def _check(file: RemoteFile, paths: Sequence[Path], count: int, linked: Collecti
 
 
 def _hub(name: HubName, call: Callable[[], _T]) -> _T:
-    from huggingface_hub import constants, errors
-    from huggingface_hub.errors import HTTPError as AnyHttpError  # the error of the HTTP client that the library uses
-
     host = constants.ENDPOINT
     try:
         return call()
@@ -278,7 +266,7 @@ def _hub(name: HubName, call: Callable[[], _T]) -> _T:
         raise PullFailed("HF_HUB_OFFLINE is set, so nothing can be downloaded.", "Unset it to download.") from error
     except errors.HfHubHTTPError as error:
         raise _denied(name, error) from error
-    except (AnyHttpError, OSError) as error:
+    except (errors.HTTPError, OSError) as error:
         what, next_step = f"{host} cannot be reached: {str(error) or type(error).__name__}.", _AGAIN
         raise PullFailed(what, next_step) from error
     except Exception as error:  # the library raises any error for an answer that its authors did not foresee
@@ -287,9 +275,7 @@ def _hub(name: HubName, call: Callable[[], _T]) -> _T:
         raise PullFailed(what, "Check HF_ENDPOINT.") from error
 
 
-def _denied(name: HubName, error: HfHubHTTPError) -> EdgeError:
-    from huggingface_hub import constants, errors
-
+def _denied(name: HubName, error: errors.HfHubHTTPError) -> EdgeError:
     host, status, repo = constants.ENDPOINT, error.response.status_code, name.repo_id
     said = error.response.headers.get("x-error-message", "").rstrip(". ")[:_MAX_REASON]
     reason = f" ({said})" if said and said.isprintable() else ""
