@@ -323,8 +323,9 @@ class Search:
         """
         one = np.zeros(1, dtype=np.int64)
         level = Labels(one, one + self.k, one + self.n, np.array([limit]), np.zeros(1), np.zeros(1), one, one)
-        levels, whole = [level], True
-        while True:
+        levels, whole = list[Labels](), True
+        while len(level):
+            levels.append(level)
             ends: list[End] = []
             parts: list[Labels] = []
             for begin in range(0, len(level), CHUNK):
@@ -344,9 +345,7 @@ class Search:
             level = self._undominated(Labels.joined(parts), limit)
             if len(level) > width:
                 level, whole = level.take(np.argpartition(-level.spare, width)[:width]), False
-            if not len(level):
-                return [], whole
-            levels.append(level)
+        return [], whole
 
     def _extended(self, labels: Labels, some: Ints, limit: float, bound: Bound) -> Labels | list[End]:
         """Return the labels with one more stage before `some`, of every size, as far as the layers left can be placed

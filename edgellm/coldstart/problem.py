@@ -132,17 +132,10 @@ def streamed(load: Floats, compute: Floats, whole: float, files: Bools, opening:
     Loading is serial: a layer is loaded after all loads up to the end of its file, and then it and all later layers are
     computed. They begin after `opening` seconds, and are over after `whole`.
     """
-    loaded = np.minimum(opening + np.cumsum(load)[last_of_file(files)], whole)
+    last = np.append(np.flatnonzero(files[1:]), len(files) - 1)[np.cumsum(np.append(False, files[1:]))]
+    loaded = np.minimum(opening + np.cumsum(load)[last], whole)
     remaining = np.cumsum(compute[::-1])[::-1]
     return float((loaded + remaining).max())
-
-
-def last_of_file(files: Bools) -> Ints:
-    """Return for each layer of a stage the stage's last layer in the same file, (n,); `files`, (n,), as for `Task`."""
-    begins = files[1:]
-    last = np.append(np.flatnonzero(begins), len(files) - 1)
-    found: Ints = last[np.concatenate([[0], np.cumsum(begins)])]
-    return found
 
 
 def makespan(task: Task, cut: Cut) -> float:

@@ -404,7 +404,6 @@ def padding_of(model: Model, spec: OpenSpec, fits: Callable[[Padding], bool], he
             write_cached(path, list(map(astuple, found)))
     if not found:
         raise ModelUnsupported(
-            f"This llama.cpp computes {model.name} differently with each number of tokens at once.",
-            "Leave out --reproducible.",
+            f"This llama.cpp computes {model.name} differently with each number of tokens.", "Leave out --reproducible."
         )
     return found[0]

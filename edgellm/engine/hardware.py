@@ -59,8 +59,7 @@ class Hardware:
             self.tensor_split and not sum(self.tensor_split)
         ):
             raise InvalidOption(
-                f"The tensor split is {'/'.join(map(str, self.tensor_split))}.",
-                "Give shares of 0 or more, such as 3/1.",
+                f"The tensor split is {'/'.join(map(str, self.tensor_split))}.", "Give shares from 0 on, such as 3/1."
             )
         if self.cache_type in QUANTISED and self.flash_attn is False:
             raise InvalidOption(

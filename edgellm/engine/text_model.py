@@ -17,7 +17,7 @@ from edgellm.engine import native
 from edgellm.engine.chat.prompt import ChatTemplate, ThinkingMarkup, find_markup, fitting
 from edgellm.engine.chat.template import Message, Template
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
-from edgellm.engine.grammar import Grammar
+from edgellm.engine.grammar.matcher import Grammar
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.vocabulary import CONTROL, Ids, VocabTokenizer, Vocabulary, attributes, tokenizer_hash
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported

@@ -436,8 +436,7 @@ def check_shares(shares: Sequence[StageShare], layers: int, names: Sequence[str]
             raise PlanImpossible(f"No device is called {share.name!r}.", f"Devices: {', '.join(names) or 'none'}.")
         if share.layers.start != end or not len(share.layers):
             raise PlanImpossible(
-                f"Layer {end} is followed by the range {share.layers} of {share.name}.",
-                f"Give all layers from 1 to {layers}, in order.",
+                f"After layer {end} comes the range {share.layers} of {share.name}.", "Give all layers in order."
             )
         end = share.layers.stop
     if end != layers:

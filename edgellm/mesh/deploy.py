@@ -81,20 +81,13 @@ def deploy(
     InvalidOption: the model has no such layers; NotPermitted: a device has no right to copy models from here."""
     for part in parts:
         manifest.covering(part.layers)
-        if part.worker is not None:
-            check_right(part.worker)
+        if part.worker is not None and (peer := part.worker.peer) is not None and Right.FILES not in peer.rights:
+            raise NotPermitted(
+                f"{peer.name} ({peer.id.short}) has no right to copy models from here.",
+                f"To allow it: edgellm peers grant {peer.id.short} files",
+            )
     deployment = _Deployment(model, manifest, trust, RateLimiter(rate), store or LayerStore(), notify)
     return run_in_network_loop(deployment.all(parts)).result()
-
-
-def check_right(worker: Worker) -> None:
-    """Check that a worker's device may copy models from here. Raises NotPermitted: the device has no such right."""
-    peer = worker.peer
-    if peer is not None and Right.FILES not in peer.rights:
-        raise NotPermitted(
-            f"{peer.name} ({peer.id.short}) has no right to copy models from here.",
-            f"To allow it: edgellm peers grant {peer.id.short} files",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,7 @@ def measure_device(
                     write_cached(_figures_path(blocks.key, unit), asdict(stored))
         except OSError as error:
             raise MeasureFailed(
-                f"Nothing can be measured in {root}: {error.strerror or error}.",
-                "Free some space there, or check its permissions.",
+                f"{root} cannot be measured in: {error.strerror or error}.", "Make room there, or check permissions."
             ) from None
         except MeasureFailed:
             raise

@@ -301,6 +301,5 @@ def _check_usable(worker: Worker) -> None:
         )
     if worker.peer is not None and Right.COMPUTE not in worker.rights:
         raise NotPermitted(
-            f"{worker.name} has not granted this device the right to compute there.",
-            "On that device: edgellm peers grant NAME compute",
+            f"{worker.name} has not allowed this device to compute there.", "There: edgellm peers grant NAME compute"
         )

@@ -180,8 +180,7 @@ def check_bindable(address: Address) -> None:
             if error.errno == errno.EADDRINUSE:
                 raise _taken(address) from None
             raise InvalidOption(
-                f"This device cannot listen at {address}: {error.strerror}.",
-                "Choose another host, or a port above 1023.",
+                f"This device cannot listen at {address}: {error.strerror}.", "Use another host, or a port above 1023."
             ) from None
 
 

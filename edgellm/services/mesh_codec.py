@@ -61,8 +61,8 @@ def check_engine(version: str, name: str) -> None:
     """Raise ProtocolError where another device has another llama.cpp: the same text might come out differently."""
     if version != VERSION:
         raise ProtocolError(
-            f"{name} has llama-cpp-python {version[:40]}, but this device has {VERSION}.",
-            "Install the same version on both devices.",
+            f"{name} has llama-cpp-python {version[:40]}, and this device {VERSION}.",
+            "Install the same version on both.",
         )
 
 

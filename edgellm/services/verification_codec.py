@@ -19,7 +19,7 @@ import grpc.aio
 import numpy as np
 
 from edgellm.engine import Vocabulary
-from edgellm.engine.grammar import MAX_SCHEMA
+from edgellm.engine.grammar.json_schema import MAX_SCHEMA
 from edgellm.errors import SAME_VERSION, ContextFull, ProtocolError, VocabularyMismatch
 from edgellm.rpc.channel import HELLO, MAX_CHUNK, MAX_EXTRA
 from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message
@@ -201,8 +201,7 @@ def _logprobs(message: pb.Logprobs, places: int, most: int, vocabulary: int) -> 
     most = min(most, vocabulary)
     if len(message.own) != places or not len(message.ids) == len(message.likeliest) == places * most:
         refuse(
-            f"A verdict of {places} tokens has {len(message.own)} log-probabilities, and {len(message.ids)} of the"
-            " likeliest tokens."
+            f"A verdict of {places} tokens has {len(message.own)} log-probabilities and {len(message.ids)} likely ids."
         )
     own, values = np.fromiter(message.own, np.float64), np.fromiter(message.likeliest, np.float64)
     if not all(((-np.inf < some) & (some < _ROUNDED)).all() for some in (own, values)):  # NaN fails, too

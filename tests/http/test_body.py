@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 from pydantic import BaseModel, ValidationError, field_validator
 
-from edgellm.engine.grammar import MAX_SCHEMA
+from edgellm.engine.grammar.json_schema import MAX_SCHEMA
 from edgellm.http.dialects.anthropic import AnthropicRequest
 from edgellm.http.dialects.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from edgellm.http.dialects.responses import ResponsesRequest

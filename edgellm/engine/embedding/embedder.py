@@ -44,8 +44,7 @@ class Embedder:
             self.close()
             what = "ranks texts" if pooling == lib.LLAMA_POOLING_TYPE_RANK else "does not say how to pool its states"
             raise ModelUnsupported(
-                f"{model.name} {what}, so it gives no embeddings.",
-                "Use an embedding model, such as one of BERT's kind.",
+                f"{model.name} {what}, so it gives no embeddings.", "Use an embedding model, such as BERT's kind."
             )
         self._batch = LlamaBatch(self.positions, self.positions, planes=model.position_planes)
         self._around = self._tokens_around()

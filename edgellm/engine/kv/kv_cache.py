@@ -151,19 +151,20 @@ class KVCache:
         """Return whether every rollback is exact, and takes no time."""
         return self._by_position and self._trusted
 
-    def clear(self, seq: int) -> None:
-        """Empty a sequence."""
+    def clear(self, seq: int) -> int:
+        """Empty a sequence; return its new length, 0."""
         self._sequences[seq] = _Sequence()
         _seq_rm(self._memory, seq, -1, -1)
+        return 0
 
     def truncate(self, seq: int, length: int, now: int) -> int:
         """Roll a sequence of `now` positions back to `length`; return its new length: less than `length` if the rest
         has to be read again."""
         if self.plain:
-            return length if _seq_rm(self._memory, seq, length, -1) else self._cleared(seq)
+            return length if _seq_rm(self._memory, seq, length, -1) else self.clear(seq)
         one = self._sequences[seq]
         if length == 0 or not self._trusted:
-            return self._cleared(seq)
+            return self.clear(seq)
         one.forget_after(length)
         if self._cut(seq, one, length, now):
             return length
@@ -171,14 +172,11 @@ class KVCache:
 
     def _cut(self, seq: int, one: _Sequence, length: int, now: int) -> bool:
         """Drop the positions from `length` on; return whether the rest is right."""
-        if self.recurrent:
-            if one.pending or length <= one.batch or now - length > self.snapshots:
-                return False
-            if not _seq_rm(self._memory, seq, length, -1):
-                return False
-            one.pending = True
-        elif not _seq_rm(self._memory, seq, length, -1):
+        if self.recurrent and (one.pending or length <= one.batch or now - length > self.snapshots):
             return False
+        if not _seq_rm(self._memory, seq, length, -1):
+            return False
+        one.pending = self.recurrent
         return not self.window or self._least(seq) <= max(0, length - self.window)
 
     def _least(self, seq: int) -> int:
@@ -190,18 +188,14 @@ class KVCache:
         """Restore the longest checkpoint of at most `length` positions; return its length."""
         found = one.at_most(length)
         if found is None:
-            return self._cleared(seq)
+            return self.clear(seq)
         context = self._context.owned
         with context.guard:
             taken = _set_state(context.pointer, found.state, len(found.state), seq, _PARTIAL)
         if not taken or not _seq_rm(self._memory, seq, found.length, -1):
-            return self._cleared(seq)
+            return self.clear(seq)
         one.batch, one.pending = found.length, False
         return found.length
-
-    def _cleared(self, seq: int) -> int:
-        self.clear(seq)
-        return 0
 
     def settle(self, seq: int, length: int) -> int:
         """Restore a checkpoint if a rollback to `length` positions waits for the next batch; return the length."""
@@ -237,9 +231,7 @@ class KVCache:
         """Make `dst` a copy of `src`; return False where that is impossible, with `dst` empty."""
         self.clear(dst)
         one = self._sequences[src]
-        if one.pending:  # the copy would have the state before the rollback
-            return False
-        if not self._copies:
+        if one.pending or not self._copies:  # pending: the copy would have the state before the rollback
             return False
         lib.llama_memory_seq_cp(self._memory, src, dst, -1, -1)
         one.batch = _NEVER  # both share a state until their next batches: a rollback would move both

@@ -239,8 +239,7 @@ class CachedSequences(ABC):
         if (ids == NO_ID).any():
             self.clear(seq)
             raise ModelUnsupported(
-                f"{self.model.name} cannot remove embedding rows from its cache: its state is recurrent.",
-                "Use a transformer model.",
+                f"{self.model.name} cannot remove embedding rows from its recurrent state.", "Use a transformer model."
             )
         lengths[seq] = held
         try:

@@ -89,21 +89,15 @@ class StateWindow:
 
     def add(self, start: int, states: Floats) -> None:
         """Add the `states` (n, width) of the positions from `start` on, in place of any that are known."""
-        if not self.first <= start <= self.end:
-            self.first = self.end = start
-            self._at = 0
-        self.end = start
-        if (drop := len(states) - self._window) > 0:
-            states, start = states[drop:], start + drop
-            self.first = self.end = start
-            self._at = 0
-        n = len(states)
-        if self._at + self.end - self.first + n > len(self._rows):
-            kept = min(self.end - self.first, self._window - n)
-            tail = self._at + self.end - self.first
-            self._rows[:kept] = self._rows[tail - kept : tail].copy()
-            self._at, self.first = 0, self.end - kept
+        drop = max(0, len(states) - self._window)
+        if drop or not self.first <= start <= self.end:
+            self.first, self._at = start + drop, 0
+        self.end, states, n = start + drop, states[drop:], len(states) - drop
         row = self._at + self.end - self.first
+        if row + n > len(self._rows):
+            kept = min(self.end - self.first, self._window - n)
+            self._rows[:kept] = self._rows[row - kept : row].copy()
+            self._at, self.first, row = 0, self.end - kept, kept
         self._rows[row : row + n] = states
         self.end += n
 

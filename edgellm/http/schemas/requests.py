@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from edgellm.engine import Message, ToolCall
-from edgellm.engine.grammar import unkept, without_descriptions
+from edgellm.engine.grammar.json_schema import unkept, without_descriptions
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import json_text
 from edgellm.http.schemas.errors import invalid_request

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from edgellm.engine import Message, Model, ToolCall
 from edgellm.engine.chat.template import plain_turns
-from edgellm.engine.grammar import without_descriptions
+from edgellm.engine.grammar.json_schema import without_descriptions
 from edgellm.errors import InvalidOption
 from edgellm.llm.tools.markup import Parse, bare, deepseek, gemma, harmony, mistral, pairs, tagged, xml
 from edgellm.llm.tools.values import Tool

@@ -102,10 +102,6 @@ class NetworkCard:
             raise ValueError(f"{mac[:40]!r} is not a device's MAC address")
         return cls(digits.hex(":"), IPv4Network(network, strict=False))
 
-    @property
-    def magic_packet(self) -> bytes:
-        return b"\xff" * 6 + 16 * bytes.fromhex(self.mac.replace(":", ""))
-
 
 def own_cards() -> dict[NetworkCard, str]:
     """Return this device's cards in the home's networks, and its address at each."""
@@ -133,7 +129,7 @@ def send_magic_packets(cards: Iterable[NetworkCard]) -> list[str]:
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.bind((host, 0))  # by the interface of this network
             sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-            sender.sendto(card.magic_packet, (place, WAKE_PORT))
+            sender.sendto(b"\xff" * 6 + 16 * bytes.fromhex(card.mac.replace(":", "")), (place, WAKE_PORT))
             sent.append(f"a magic packet for {card.mac} to {place}, UDP port {WAKE_PORT}")
     return sent
 

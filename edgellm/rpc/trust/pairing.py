@@ -371,8 +371,7 @@ def _why(error: grpc.aio.AioRpcError, address: Address) -> EdgeError:
         return PairingFailed(f"The device at {address} refuses.", details or _NEW_CODE)
     if code is grpc.StatusCode.UNAVAILABLE:
         return VerifierUnreachable(
-            f"No device is waiting at {address} to be paired.",
-            "Run `edgellm pair` there, and copy the command that it shows.",
+            f"No device is waiting at {address} to be paired.", "Run `edgellm pair` there, and copy its command."
         )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return PairingFailed(f"The server at {address} does not pair devices.", "Check the port on the other screen.")

@@ -270,7 +270,10 @@ def _found(text: str, entries: Sequence[_Entry]) -> _Entry:
 def _put(known: Known, entry: _Entry) -> _Entry:
     """Put an entry on the list, its name with a number if another one has it."""
     others = {other.name.casefold() for other in known.values() if other.id != entry.id}
-    known[entry.id] = named = replace(entry, name=_unique_name(entry.name, others))
+    name, number = entry.name, 2
+    while name.casefold() in others:
+        name, number = f"{entry.name[: MAX_NAME - 4]}-{number}", number + 1
+    known[entry.id] = named = replace(entry, name=name)
     return named
 
 
@@ -278,14 +281,6 @@ def _require(known: Known, device: DeviceID) -> Peer | Phone:
     if device not in known:
         raise NotPaired(f"The device {device.short} is not paired.", "List the paired devices: edgellm peers")
     return known[device]
-
-
-def _unique_name(name: str, taken: set[str]) -> str:
-    number, candidate = 2, name
-    while candidate.casefold() in taken:
-        candidate = f"{name[: MAX_NAME - 4]}-{number}"
-        number += 1
-    return candidate
 
 
 def _row(peer: Peer | Phone) -> dict[str, Any]:

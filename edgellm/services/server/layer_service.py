@@ -198,8 +198,7 @@ class LayerService(Service):
         peer = self._trust.peers.get(device)
         if peer is None:
             raise MeasureFailed(
-                f"The device {device.short} is not paired with this one.",
-                "Pair the two devices, so that they can connect directly.",
+                f"The device {device.short} is not paired with this one.", "Pair the two, so that they can connect."
             )
         local = is_local_caller(stream)
         failure = MeasureFailed(

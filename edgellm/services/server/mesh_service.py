@@ -52,14 +52,8 @@ _INDIRECT = "The coordinator forwards micro-batches."
 _ERRORS = (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
 
 
-class ForwardingFailed(EdgeError):
-    """The next stage cannot be reached, or can no longer be reached."""
-
-    rpc_status = "ABORTED"
-
-
-class StageIdle(EdgeError):
-    """A stage that is not used is closed to free its memory."""
+class StageEnded(EdgeError):
+    """A stage ends, and its device is not at fault: it is not used, or the next stage cannot be reached."""
 
     rpc_status = "ABORTED"
 
@@ -78,12 +72,12 @@ class StageForwarder:
         return await asyncio.shield(self._connecting)
 
     async def send(self, batch: pb.MeshParcel) -> None:
-        """Send a micro-batch to the next stage. Raise ForwardingFailed."""
+        """Send a micro-batch to the next stage. Raise StageEnded."""
         try:
             if self._call is not None:
                 await self._call.write(pb.Carried(parcel=batch).SerializeToString())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raise ForwardingFailed(
+            raise StageEnded(
                 f"The connection to the next stage at {self._prepare.next} was lost.", "Prepare the stage again."
             ) from None
 
@@ -96,7 +90,7 @@ class StageForwarder:
             self._closing = asyncio.ensure_future(self._channel.close(None))
 
     async def _connect(self) -> bool:
-        unreachable = ForwardingFailed("The next stage cannot be reached.", _INDIRECT)
+        unreachable = StageEnded("The next stage cannot be reached.", _INDIRECT)
         with suppress(EdgeError):
             address = self._address()
             async with (
@@ -119,7 +113,7 @@ class StageForwarder:
         return False
 
     def _address(self) -> Address:
-        """Return the address of the next stage. Raises ForwardingFailed: this device does not know it to be there."""
+        """Return the address of the next stage. Raises StageEnded: this device does not know it to be there."""
         asked, device = self._prepare.next, bytes(self._prepare.next_device)
         if self._trust is None:
             return Address.parse(asked)
@@ -127,7 +121,7 @@ class StageForwarder:
         for address in (address for peer in peers for address in dialable_addresses(peer, asked, self._local)):
             if str(address) == asked:
                 return address
-        raise ForwardingFailed(f"No paired device is known at {asked}.", _INDIRECT)
+        raise StageEnded(f"No paired device is known at {asked}.", _INDIRECT)
 
 
 @dataclass(slots=True, eq=False)
@@ -290,4 +284,4 @@ class WorkerService(Service):
             if served.stage.idle <= 2 * HEARTBEAT_SECONDS:
                 AWAKE.touch()
             await asyncio.sleep(HEARTBEAT_SECONDS)
-        raise StageIdle(f"There was no request for {self._cache.keep:g} seconds.", "Prepare the stage again.")
+        raise StageEnded(f"There was no request for {self._cache.keep:g} seconds.", "Prepare the stage again.")

@@ -368,17 +368,7 @@ class GrammarOwner:
     """A device, with its grammars on this verifier."""
 
     def __init__(self) -> None:
-        self._held = 0
-        self._turn = asyncio.Lock()
-
-    def take_place(self) -> bool:
-        """Count one more grammar; return False where there are too many."""
-        free = self._held < MAX_GRAMMARS
-        self._held += free
-        return free
-
-    def free_place(self) -> None:
-        self._held -= 1
+        self.places, self._turn = asyncio.Semaphore(MAX_GRAMMARS), asyncio.Lock()
 
     async def run(self, work: Callable[[], R]) -> R:
         """Return the result of `work`, in a thread: one at a time, also where a device leaves meanwhile."""
@@ -402,9 +392,10 @@ class SessionGrammar:
         """Have the verdict on `request` follow the grammar, with masks that are made now; return False where the device
         has too many grammars for another one. Raises ProtocolError: the schema cannot be followed; EngineFailed: the
         text breaks the grammar."""
-        self._holds = self._holds or self._owner.take_place()
         if not self._holds:
-            return False
+            if self._owner.places.locked():
+                return False
+            self._holds = await self._owner.places.acquire()
         try:
             await self._owner.run(lambda: self._make_masks(request))
         except InvalidOption as error:
@@ -431,5 +422,5 @@ class SessionGrammar:
     def end(self) -> None:
         """Give the device's place back; may be called again."""
         if self._holds:
-            self._owner.free_place()
+            self._owner.places.release()
         self._holds, self._grammar = False, None

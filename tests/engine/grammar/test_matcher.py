@@ -18,8 +18,8 @@ import pytest
 from pydantic import UUID4, AnyUrl, Base64Bytes, Base64UrlBytes, IPvAnyAddress, TypeAdapter
 
 from edgellm.engine import Model
-from edgellm.engine.grammar import MAX_SCHEMA, Grammar, unkept
-from edgellm.engine.grammar.json_schema import formats
+from edgellm.engine.grammar.json_schema import MAX_SCHEMA, formats, unkept
+from edgellm.engine.grammar.matcher import Grammar
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EngineFailed, InvalidOption
 
