@@ -16,18 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from edgellm import errors
 from edgellm.engine import Floats, Ids, ModelFile, SeqRows
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
-from edgellm.errors import (
-    DeviceLost,
-    EdgeError,
-    InvalidOption,
-    MeshBroken,
-    PlanImpossible,
-    VerifierBusy,
-    VerifierUnavailable,
-)
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.rpc_engine.plan import MARGIN, rpc_costs
@@ -116,8 +108,8 @@ class RpcModel:
         self._closed = threading.Event()
         self._loading: ModelProcess | None = None
         self._reopening: threading.Thread | None = None
-        self._lost: dict[str, EdgeError] = {}
-        self._broken: EdgeError | None = None
+        self._lost: dict[str, errors.EdgeError] = {}
+        self._broken: errors.EdgeError | None = None
         self._stale: set[int] = set()  # sequences of an ended process, not synced since
         self._crashes = 0
         self._load_seconds = 0.0
@@ -195,7 +187,7 @@ class RpcModel:
 
     def _quietly(self, change: Callable[[ModelProcess], None], seq: int) -> None:
         if self._opened is not None and seq not in self._stale:
-            with suppress(VerifierUnavailable):
+            with suppress(errors.VerifierUnavailable):
                 self._asked(change)
 
     def _asked(self, ask: Callable[[ModelProcess], T], rows: int = 0) -> T:
@@ -205,23 +197,23 @@ class RpcModel:
         try:
             with opened.order(rows) as process:
                 return ask(process)
-        except DeviceLost as error:
+        except errors.DeviceLost as error:
             self._lose(opened, error)
             raise self._away() from None
 
-    def _away(self) -> EdgeError:
+    def _away(self) -> errors.EdgeError:
         """Return why the model cannot be asked now."""
         broken = self._broken
         if broken is not None:
-            return MeshBroken(broken.what, broken.next_step)
+            return errors.MeshBroken(broken.what, broken.next_step)
         if self._closed.is_set():
-            return MeshBroken("The model is closed.", "Open it again.")
+            return errors.MeshBroken("The model is closed.", "Open it again.")
         seconds = max(_RETRY_SECONDS, 2 * self._load_seconds)
-        return VerifierBusy("A device was lost: the model is loaded on the others.", "Wait a moment.", seconds)
+        return errors.VerifierBusy("A device was lost: the model is loaded on the others.", "Wait a moment.", seconds)
 
     # Losses.
 
-    def _lose(self, opened: _Opened, error: DeviceLost | None = None) -> None:
+    def _lose(self, opened: _Opened, error: errors.DeviceLost | None = None) -> None:
         """Give up a process that has ended or is about to; begin to load the model again."""
         if isinstance(error, ProcessSilent):
             _blame_silent(opened.hosts, error.seconds)
@@ -247,13 +239,13 @@ class RpcModel:
             known = len(self._lost)
             try:
                 if self._crashes > _CRASHES:
-                    raise DeviceLost("The process that holds the model ends again and again.", "Open it again.")
+                    raise errors.DeviceLost("The process that holds the model ends again and again.", "Open it again.")
                 self._install(self._load([name for name in self._devices if name not in self._lost]))
-            except EdgeError as error:
+            except errors.EdgeError as error:
                 if len(self._lost) > known:
                     continue
                 why = "".join(f" {name}: {lost.what}" for name, lost in self._lost.items())
-                self._broken = PlanImpossible(error.what + why, error.next_step)
+                self._broken = errors.PlanImpossible(error.what + why, error.next_step)
             else:
                 return
             self._closed.wait(_RETRY_SECONDS)
@@ -304,7 +296,7 @@ class RpcModel:
             opened = _Opened((), process, tuple(hosts))
             if isinstance(error, ProcessSilent):
                 _blame_silent(hosts, error.seconds)
-            lost = isinstance(error, DeviceLost) and self._blame(opened)
+            lost = isinstance(error, errors.DeviceLost) and self._blame(opened)
             opened.close()
             if lost:
                 raise next(self._lost[host.name] for host in hosts if host.name in self._lost) from None
@@ -321,7 +313,7 @@ class RpcModel:
         check_shares(shares, self._costs.layers, (HERE, *self._devices))
         names = [share.name for share in shares]
         if HERE in names and names.index(HERE) != (len(names) - 1 if self.work.cards else 0):
-            raise InvalidOption(
+            raise errors.InvalidOption(
                 f"This device has layers {shares[names.index(HERE)].layers} of {self._costs.name}.",
                 f"Over RPC it can only have the {'last' if self.work.cards else 'first'} ones.",
             )
@@ -341,7 +333,7 @@ class RpcModel:
         def open_one(host: RpcPort) -> int:
             try:
                 port = host.open()
-            except EdgeError as error:
+            except errors.EdgeError as error:
                 self._lost[host.name] = error
                 raise
             host.admit(process)
@@ -362,7 +354,7 @@ def _blame_silent(hosts: Sequence[RpcPort], seconds: float) -> None:
         return
     host = hosts[max(asked)[1]]
     host.blame(
-        DeviceLost(
+        errors.DeviceLost(
             f"The RPC server on {host.name} hangs: no answer for {seconds:.0f} seconds. If that happens again,"
             " restart edgellm there.",
             f"See what keeps {host.name} busy: its processor, its memory, or a graphics driver.",

@@ -27,15 +27,7 @@ from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.rpc_engine.backend import HOST, RpcServer, server_kind
 from edgellm.rpc_engine.session import MAX_BUFFER, RPC_CONTRACT, SESSION_BYTES, Moved, carry
-from edgellm.services.server.listener import (
-    EventKind,
-    Notify,
-    Service,
-    Stream,
-    made_in_thread,
-    next_message,
-    write_in_time,
-)
+from edgellm.services.server import listener
 from edgellm.sleeping import AWAKE
 from edgellm.state import keep_recent, private_folder, read_cached, write_cached
 
@@ -66,12 +58,12 @@ class _Served:
     traffic: Moved = field(default_factory=Moved)  # as seen from the server
 
 
-class RpcEngineService(Service):
+class RpcEngineService(listener.Service):
     """The calls of `rpc_engine.proto`."""
 
     contract, right, over = RPC_CONTRACT, Right.COMPUTE, "An RPC session has ended"
 
-    def __init__(self, cache: WeightCache, notify: Notify, guard: AuthInterceptor | None) -> None:
+    def __init__(self, cache: WeightCache, notify: listener.Notify, guard: AuthInterceptor | None) -> None:
         """Serve where the `cache` has its layers computed, from its memory. With a `guard`, answer only paired devices
         with the right to compute here."""
         super().__init__(notify, guard)
@@ -80,10 +72,10 @@ class RpcEngineService(Service):
         self._sessions: dict[bytes, _Served] = {}
         self._starting = 0
 
-    def owner(self, stream: Stream) -> str:
+    def owner(self, stream: listener.Stream) -> str:
         return super().owner(stream) or _THIS_MACHINE
 
-    async def offer(self, data: bytes, context: Stream) -> pb.OfferReply:
+    async def offer(self, data: bytes, context: listener.Stream) -> pb.OfferReply:
         """Reply with this device's offer."""
         check_version(parse_message(pb.OfferRequest, data).protocol, "the other device")
         what, program = await asyncio.to_thread(server_kind)
@@ -94,9 +86,9 @@ class RpcEngineService(Service):
             protocol=PROTOCOL, server=what, version=own, memory=memory, unit=self._cache.unit.name, cached=cached
         )
 
-    async def serve(self, _orders: Any, stream: Stream) -> None:
+    async def serve(self, _orders: Any, stream: listener.Stream) -> None:
         """Serve one session, from Begin to the end of the stream."""
-        order = await next_message(stream, pb.RpcOrder) or pb.RpcOrder()
+        order = await listener.next_message(stream, pb.RpcOrder) or pb.RpcOrder()
         if order.WhichOneof("order") != "begin" or len(order.begin.session) != SESSION_BYTES:
             raise ProtocolError("The first order is not Begin, or its session is not 16 bytes.", SAME_VERSION)
         begin, name = order.begin, order.begin.session
@@ -116,19 +108,19 @@ class RpcEngineService(Service):
         finally:
             self._starting -= 1
         self._sessions[name] = session
-        self._notify(EventKind.CONNECTED, f"An RPC server holds a part of {what} for {stream.peer()}.")
+        self._notify(listener.EventKind.CONNECTED, f"An RPC server holds a part of {what} for {stream.peer()}.")
 
         def close() -> None:
             session.server.close()
             reserved.close()
 
         try:
-            await write_in_time(stream, pb.RpcReport(serving=pb.Serving()))
+            await listener.write_in_time(stream, pb.RpcReport(serving=pb.Serving()))
             await first_of(self._orders(stream, session), self._beats(stream, session))
         finally:
             del self._sessions[name]
             closing = asyncio.ensure_future(asyncio.to_thread(close))
-            closing.add_done_callback(lambda _: self._notify(EventKind.ENDED, f"Released {what}."))
+            closing.add_done_callback(lambda _: self._notify(listener.EventKind.ENDED, f"Released {what}."))
             await asyncio.shield(closing)
 
     async def _started(self, begin: pb.Begin, owner: str) -> _Served:
@@ -140,27 +132,27 @@ class RpcEngineService(Service):
             memory = 0 if unit.name else begin.memory  # a card's driver maps further memory, not to be told apart
             return _Served(owner, RpcServer(unit.hardware, unit.devices, memory=memory, cache=folder), folder)
 
-        return await made_in_thread(start, lambda session: session.server.close())
+        return await listener.made_in_thread(start, lambda session: session.server.close())
 
-    async def _orders(self, stream: Stream, session: _Served) -> None:
-        while (order := await next_message(stream, pb.RpcOrder)) is not None:
+    async def _orders(self, stream: listener.Stream, session: _Served) -> None:
+        while (order := await listener.next_message(stream, pb.RpcOrder)) is not None:
             if order.WhichOneof("order") != "whole":
                 raise ProtocolError("The session was begun twice, or an order is empty.", SAME_VERSION)
             if session.folder is not None:
                 await asyncio.to_thread(self._tensors.confirm, session.folder)
 
-    async def _beats(self, stream: Stream, session: _Served) -> None:
+    async def _beats(self, stream: listener.Stream, session: _Served) -> None:
         while session.server.alive:
-            await write_in_time(stream, pb.RpcReport(beat=pb.Beat()))
+            await listener.write_in_time(stream, pb.RpcReport(beat=pb.Beat()))
             if session.traffic.moved and session.traffic.asked_at is None:  # The server has not answered yet.
                 AWAKE.touch()
             await asyncio.sleep(HEARTBEAT_SECONDS)
         words = session.server.last_words()
         raise EngineFailed(f"The RPC server has ended: {words or 'without a word'}.", "Begin another session.")
 
-    async def tunnel(self, _frames: Any, stream: Stream) -> None:
+    async def tunnel(self, _frames: Any, stream: listener.Stream) -> None:
         """Carry one connection to the server of a session of the caller."""
-        frame = await next_message(stream, pb.RpcFrame) or pb.RpcFrame()
+        frame = await listener.next_message(stream, pb.RpcFrame) or pb.RpcFrame()
         session = self._sessions.get(frame.session)
         if session is None or session.owner != self.owner(stream):
             raise SessionGone("The caller has no such session.", "Begin one.")

@@ -12,36 +12,13 @@ from edgellm.engine.gguf.reader import MAX_LAYERS
 from edgellm.engine.native import VERSION
 from edgellm.errors import InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import (
-    MAX_ROWS,
-    MAX_SPANS,
-    Event,
-    Failed,
-    Loaded,
-    MicroBatch,
-    Order,
-    StageAnswer,
-    StageSpec,
-    StageTrace,
-    TraceSpan,
-    TraceWanted,
-)
+from edgellm.mesh import messages
 from edgellm.rpc.channel import MAX_MESSAGE
 from edgellm.rpc.layers import read_pieces, write_pieces
 from edgellm.rpc.protos import PROTOCOL, check_version
 from edgellm.rpc.protos import edgellm_pb2 as words
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.services.verification_codec import (
-    RequestLimits,
-    read_ids,
-    read_sampling,
-    read_verdict,
-    read_verify,
-    refuse,
-    write_sampling,
-    write_verdict,
-    write_verify,
-)
+from edgellm.services import verification_codec as codec
 from edgellm.spec.protocols import VerifyRequest
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Mesh"]
@@ -54,7 +31,7 @@ _MAX_TEXT = 500
 
 def most_rows(n_embd: int) -> int:
     """Return the number of a micro-batch's rows that surely fit a message."""
-    return max(1, min(MAX_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
+    return max(1, min(messages.MAX_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
 
 
 def check_engine(version: str, name: str) -> None:
@@ -66,7 +43,7 @@ def check_engine(version: str, name: str) -> None:
         )
 
 
-def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
+def write_work(work: messages.StageSpec, stage: bytes) -> pb.Prepare:
     return pb.Prepare(
         protocol=PROTOCOL, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start,
         last=work.layers.last, parameters=work.n_params, reproducible=work.reproducible,
@@ -75,27 +52,27 @@ def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
     )  # fmt: skip
 
 
-def read_work(message: pb.Prepare) -> StageSpec:
+def read_work(message: pb.Prepare) -> messages.StageSpec:
     """Return a stage's work from Prepare, checked. Raises ProtocolError: it cannot be meant, or comes from a
     coordinator that speaks or computes otherwise; LayersRefused: it names pieces that cannot be."""
     check_version(message.protocol, "the coordinator")
     check_engine(message.version, "The coordinator")
     if len(message.model) != 32 or len(message.stage) != 16:
-        refuse("The request for a stage has no model, or no name.")
+        codec.refuse("The request for a stage has no model, or no name.")
     if not (message.first <= message.last < message.layers <= MAX_LAYERS):
-        refuse(f"The requested layers {message.first} to {message.last} of {message.layers} are invalid.")
+        codec.refuse(f"The requested layers {message.first} to {message.last} of {message.layers} are invalid.")
     if not (0 < message.n_embd <= 2**16 and 0 < message.n_vocab <= 2**22 and 0 < message.context <= 2**22):
-        refuse("The model's dimensions are invalid.")
+        codec.refuse("The model's dimensions are invalid.")
     if not (0 < message.sessions <= 64 and message.sessions * message.context <= _MAX_POSITIONS):
-        refuse(f"The request for {message.sessions} sessions of {message.context} positions is invalid.")
-    return StageSpec(
+        codec.refuse(f"The request for {message.sessions} sessions of {message.context} positions is invalid.")
+    return messages.StageSpec(
         message.model.hex(), message.name[:_MAX_TEXT], LayerRange(message.first, message.last + 1), message.layers,
         message.n_embd, message.n_vocab, message.context, message.sessions, message.half, max(1, message.stages),
         read_pieces(message.pieces), message.parameters, message.reproducible,
     )  # fmt: skip
 
 
-def write_micro_batch(batch: MicroBatch, half: bool) -> pb.MeshParcel:
+def write_micro_batch(batch: messages.MicroBatch, half: bool) -> pb.MeshParcel:
     """Convert a micro-batch to its message. Rows travel as 32-bit floats; `half`: as 16-bit floats unless they exceed
     these."""
     message = pb.MeshParcel(session=batch.session, number=batch.number, start=batch.start)
@@ -106,48 +83,48 @@ def write_micro_batch(batch: MicroBatch, half: bool) -> pb.MeshParcel:
         message.wide = not half or not float(np.abs(data).max()) <= _F16_MOST
         message.rows = data.astype("<f4" if message.wide else "<f2").tobytes()
     if (request := batch.request) is not None:
-        message.ask.CopyFrom(write_verify(replace(request, round=batch.number)).verify)
-        message.sampling.CopyFrom(write_sampling(request.sampling))
+        message.ask.CopyFrom(codec.write_verify(replace(request, round=batch.number)).verify)
+        message.sampling.CopyFrom(codec.write_sampling(request.sampling))
         message.logits = request.logits
     return message
 
 
-def read_micro_batch(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
+def read_micro_batch(message: pb.MeshParcel, work: messages.StageSpec) -> messages.MicroBatch:
     """Return a micro-batch for a stage of `work`; the stage checks the rest. Raises ProtocolError: it violates the
     protocol."""
     if message.rows:
         kind = np.dtype("<f4" if message.wide else "<f2")
         if message.ids or len(message.rows) % (kind.itemsize * work.n_embd):
-            refuse(f"A micro-batch has {len(message.ids)} ids and {len(message.rows)} bytes of rows.")
+            codec.refuse(f"A micro-batch has {len(message.ids)} ids and {len(message.rows)} bytes of rows.")
         data: Ids | Floats = np.frombuffer(message.rows, kind).reshape(-1, work.n_embd).astype(np.float32)
     else:
-        data = read_ids(message.ids, work.n_vocab)
+        data = codec.read_ids(message.ids, work.n_vocab)
     request = None
     if message.HasField("ask"):
-        bounds, sampling = RequestLimits(work.n_vocab, work.context), read_sampling(message.sampling)
-        request = read_verify(message.ask, bounds, message.session, sampling)
+        bounds, sampling = codec.RequestLimits(work.n_vocab, work.context), codec.read_sampling(message.sampling)
+        request = codec.read_verify(message.ask, bounds, message.session, sampling)
         if len(request.prefix) or request.extra or request.position + len(request.draft) != message.start + len(data):
-            refuse("The requested outputs do not match the micro-batch.")
+            codec.refuse("The requested outputs do not match the micro-batch.")
         request.logits = message.logits
-    return MicroBatch(message.session, message.number, message.start, data, request)
+    return messages.MicroBatch(message.session, message.number, message.start, data, request)
 
 
-def write_event(event: Event, half: bool) -> pb.Report | None:
+def write_event(event: messages.Event, half: bool) -> pb.Report | None:
     """Return a stage's report of an event; None for a loss, which the end of the stream conveys."""
     match event:
-        case Loaded():
+        case messages.Loaded():
             return pb.Report(loaded=pb.StageLoaded(layers=event.layers, at=event.at))
-        case MicroBatch():
+        case messages.MicroBatch():
             return pb.Report(onward=write_micro_batch(event, half))
-        case StageAnswer():
+        case messages.StageAnswer():
             logits = b"" if event.logits is None else event.logits.astype("<f4").tobytes()
             return pb.Report(
-                answer=pb.StageAnswer(verdict=write_verdict(event.number, event.verdict).verdict, logits=logits)
+                answer=pb.StageAnswer(verdict=codec.write_verdict(event.number, event.verdict).verdict, logits=logits)
             )
-        case Failed():
+        case messages.Failed():
             error = event.error
             return pb.Report(failed=pb.StageFailed(number=event.number, what=error.what, next_step=error.next_step))
-        case StageTrace():
+        case messages.StageTrace():
             spans = [
                 pb.StageSpan(kind=_KINDS.index(one.kind), what=one.what, begin=one.begin, end=one.end)
                 for one in event.spans
@@ -157,64 +134,64 @@ def write_event(event: Event, half: bool) -> pb.Report | None:
             return None
 
 
-def write_order(order: Order, half: bool) -> pb.Order | None:
+def write_order(order: messages.Order, half: bool) -> pb.Order | None:
     """Return the message of an order; None for an answer that is due, which only this side tracks."""
     match order:
-        case MicroBatch():
+        case messages.MicroBatch():
             return pb.Order(parcel=write_micro_batch(order, half))
-        case TraceWanted():
+        case messages.TraceWanted():
             return pb.Order(tell=pb.Tell())
         case _:
             return None
 
 
-def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyRequest]) -> Event | None:
+def read_event(message: pb.Report, work: messages.StageSpec, asked: dict[int, VerifyRequest]) -> messages.Event | None:
     """Return the event in a stage's report, checked against the `asked` micro-batches; None for a sign of life. Raises
     ProtocolError: it violates the protocol."""
     match message.WhichOneof("report"):
         case "loaded":
             if message.loaded.layers > len(work.layers):
-                refuse(f"A stage of {len(work.layers)} layers reports that {message.loaded.layers} are loaded.")
-            return Loaded(message.loaded.layers, _seconds(message.loaded.at))
+                codec.refuse(f"A stage of {len(work.layers)} layers reports that {message.loaded.layers} are loaded.")
+            return messages.Loaded(message.loaded.layers, _seconds(message.loaded.at))
         case "onward":
             return read_micro_batch(message.onward, work)
         case "answer":
             return _answer(message.answer, work, asked)
         case "failed":
             what, next_step = message.failed.what[:_MAX_TEXT], message.failed.next_step[:_MAX_TEXT]
-            return Failed(message.failed.number, InvalidOption(what, next_step))
+            return messages.Failed(message.failed.number, InvalidOption(what, next_step))
         case "times":
             spans = tuple(
-                TraceSpan(_KINDS[one.kind], one.what, one.begin, one.end)
-                for one in message.times.spans[:MAX_SPANS]
+                messages.TraceSpan(_KINDS[one.kind], one.what, one.begin, one.end)
+                for one in message.times.spans[: messages.MAX_SPANS]
                 if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
             )
-            return StageTrace(spans, _seconds(message.times.at))
+            return messages.StageTrace(spans, _seconds(message.times.at))
         case None:
-            refuse("A report is empty.")
+            codec.refuse("A report is empty.")
     return None
 
 
-def _answer(message: pb.StageAnswer, work: StageSpec, asked: dict[int, VerifyRequest]) -> StageAnswer:
+def _answer(message: pb.StageAnswer, work: messages.StageSpec, asked: dict[int, VerifyRequest]) -> messages.StageAnswer:
     number = message.verdict.round
     request = asked.get(number)
     if request is None:
-        refuse(f"Micro-batch {number} was answered, but not requested.")
-    verdict = read_verdict(message.verdict, request, work.n_vocab)
+        codec.refuse(f"Micro-batch {number} was answered, but not requested.")
+    verdict = codec.read_verdict(message.verdict, request, work.n_vocab)
     if not request.logits:
-        return StageAnswer(number, verdict)
+        return messages.StageAnswer(number, verdict)
     rows = len(request.draft) + 1
     if len(message.logits) != 4 * rows * work.n_vocab:
-        refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
+        codec.refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
     logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)
     if not np.isfinite(logits).all():
-        refuse("Logits contain NaN or infinity.")
-    return StageAnswer(number, verdict, logits)
+        codec.refuse("Logits contain NaN or infinity.")
+    return messages.StageAnswer(number, verdict, logits)
 
 
 def _seconds(at: float) -> float:
     if not math.isfinite(at):
-        refuse(f"A stage's clock shows {at} seconds, which is invalid.")
+        codec.refuse(f"A stage's clock shows {at} seconds, which is invalid.")
     return at
 
 

@@ -17,20 +17,8 @@ import grpc
 import grpc.aio
 import numpy as np
 
+from edgellm import errors
 from edgellm.engine import Vocabulary, common_prefix
-from edgellm.errors import (
-    SAME_VERSION,
-    EdgeError,
-    InvalidOption,
-    ModelNotFound,
-    NotPermitted,
-    ProtocolError,
-    TrustUnusable,
-    VerifierBusy,
-    VerifierLost,
-    VerifierSlow,
-    VerifierUnreachable,
-)
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import call_with_retry, listening, own_hosts, send_magic_packets
@@ -40,17 +28,8 @@ from edgellm.rpc.protos import parse_message
 from edgellm.rpc.trust.handshake import RECHECK_SECONDS, connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Trust
+from edgellm.services import verification_codec as codec
 from edgellm.services.client.link import ServiceLink, Timing
-from edgellm.services.verification_codec import (
-    PREPARING,
-    KeptGreeting,
-    VerifierInfo,
-    greet,
-    printable,
-    read_verdict,
-    write_open,
-    write_verify,
-)
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.types import NO_IDS, Ids, Verdict
 from edgellm.spec.verification import RetryDelay, VerdictDeadline, VerdictWork
@@ -67,9 +46,9 @@ _REFUSALS = {
 OnWait = Callable[[str], None]
 
 
-def lost(what: str) -> VerifierLost:
+def lost(what: str) -> errors.VerifierLost:
     """Return the error for a verdict that will not come."""
-    return VerifierLost(
+    return errors.VerifierLost(
         what, "This device continues alone and tries again by itself; check that the verifier is running."
     )
 
@@ -102,7 +81,7 @@ class RemoteVerifier(Verifier):
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed, self._woken = False, False  # woken: a device is woken up once in each absence
         self._hurry = asyncio.Event()  # a reply wants the verifier, which is away
-        if asleep and device is not None and (kept := KeptGreeting.of(device)) is not None:
+        if asleep and device is not None and (kept := codec.KeptGreeting.of(device)) is not None:
             self.info = kept.info(vocabulary, str(self._address))
             self.post(self.loop_wake)
             self.post(lambda: self.loop_task(self._reconnect()))
@@ -172,7 +151,7 @@ class RemoteVerifier(Verifier):
             for sent in send_magic_packets(peer.cards):
                 _log.info("sent %s, to wake up %s", sent, peer.name)
 
-    async def _connect(self, on_wait: OnWait = lambda _doing: None) -> VerifierInfo:
+    async def _connect(self, on_wait: OnWait = lambda _doing: None) -> codec.VerifierInfo:
         if self._trust is None:
             channel = open_channel(self._address)
         else:
@@ -187,23 +166,23 @@ class RemoteVerifier(Verifier):
             await channel.close(None)
             raise
         if self._device is not None:
-            kept = KeptGreeting(self.model, info.greeting.hex())
+            kept = codec.KeptGreeting(self.model, info.greeting.hex())
             await asyncio.to_thread(kept.keep, self._device)
         self.channel, self._woken = channel, False
         _log.info("connected to the verifier at %s: %s", self._address, info.model)
         self.loop_task(self._watch(channel))
         return info
 
-    async def _greeted(self, channel: grpc.aio.Channel, on_wait: OnWait) -> VerifierInfo:
+    async def _greeted(self, channel: grpc.aio.Channel, on_wait: OnWait) -> codec.VerifierInfo:
         """Return the verifier's description, once it can verify."""
-        greeted = partial(greet, channel, self._vocabulary, where=str(self._address), model=self.model)
+        greeted = partial(codec.greet, channel, self._vocabulary, where=str(self._address), model=self.model)
         while True:
             try:
                 return await call_with_retry(greeted, self._address, self.timing.hello)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not PREPARING:
+                if error.code() is not codec.PREPARING:
                     raise
-                on_wait(printable(error.details() or ""))
+                on_wait(codec.printable(error.details() or ""))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
@@ -217,15 +196,15 @@ class RemoteVerifier(Verifier):
             await channel.close(None)
         self.loop_lost(channel)
 
-    def _unreachable(self, error: grpc.aio.AioRpcError) -> EdgeError:
+    def _unreachable(self, error: grpc.aio.AioRpcError) -> errors.EdgeError:
         where = self._address
         match error.code():
             case grpc.StatusCode.PERMISSION_DENIED:
                 why = error.details() or "Ask the device's owner for the right."
-                return NotPermitted(f"The verifier at {where} refuses.", why)
+                return errors.NotPermitted(f"The verifier at {where} refuses.", why)
             case grpc.StatusCode.NOT_FOUND:
-                said = printable(error.details() or "It has no such model.")
-                return ModelNotFound(
+                said = codec.printable(error.details() or "It has no such model.")
+                return errors.ModelNotFound(
                     f"The verifier at {where}: {said}", f"Name a model behind the address: {where}#MODEL"
                 )
             case grpc.StatusCode.UNIMPLEMENTED:
@@ -234,7 +213,9 @@ class RemoteVerifier(Verifier):
                 what = f"No answer from the verifier at {where} within {self.timing.hello:g} seconds."
             case _:
                 what = f"No answer from {where}."
-        return VerifierUnreachable(what, f"Start one there with `edgellm serve --role verifier --port {where.port}`.")
+        return errors.VerifierUnreachable(
+            what, f"Start one there with `edgellm serve --role verifier --port {where.port}`."
+        )
 
     async def _reconnect(self) -> None:
         """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved. Where it
@@ -279,20 +260,20 @@ class RemoteVerifier(Verifier):
         before, self._address = self._address, address
         try:
             self.info = await self._connect()
-        except EdgeError as error:
+        except errors.EdgeError as error:
             _log.debug("not yet: %s", error.what)
             self._address = before
 
     async def _announced(self, peer: Peer, seconds: float) -> list[Address]:
         """Return the addresses where a paired verifier announces itself within `seconds`, and where something listens.
         TLS then finds out what it is."""
-        with suppress(InvalidOption):  # the interface to listen on is gone
+        with suppress(errors.InvalidOption):  # the interface to listen on is gone
             return await listening(await asyncio.to_thread(announced_addresses, peer, seconds))
         return []
 
     def _peer(self) -> Peer | None:
         """Return the verifier as a paired device. Without a readable list there is none."""
-        with suppress(TrustUnusable):
+        with suppress(errors.TrustUnusable):
             return None if self._trust is None or self._device is None else self._trust.peers.get(self._device)
         return None
 
@@ -315,7 +296,7 @@ class SentRequest:
         """Return the request's frame for a verifier that already holds `position` tokens."""
         self.position = position
         rest = replace(self.request, position=position, prefix=self.request.prefix[position:])
-        return self.sent(write_verify(rest))
+        return self.sent(codec.write_verify(rest))
 
     def sent(self, frame: pb.DeviceFrame) -> bytes:
         """Return the bytes of a frame to the verifier, which count."""
@@ -335,7 +316,7 @@ class SentRequest:
         seconds = min(verdict.seconds, seconds)
         self.verdict.set_result(replace(verdict, seconds=seconds, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
 
-    def fail(self, error: EdgeError) -> None:
+    def fail(self, error: errors.EdgeError) -> None:
         """Answer with an error, unless there is an answer."""
         if not self.verdict.done():
             self.verdict.set_exception(error)
@@ -345,7 +326,7 @@ class SentRequest:
         if not self.verdict.done():
             return None
         if (error := self.verdict.exception()) is not None:  # a busy verifier has changed nothing
-            return self.request.prefix[: self.position] if isinstance(error, VerifierBusy) else None
+            return self.request.prefix[: self.position] if isinstance(error, errors.VerifierBusy) else None
         verdict = self.verdict.result()
         return np.concatenate((self.request.prefix, self.request.draft.ids[: verdict.accepted], verdict.tokens[:-1]))
 
@@ -383,14 +364,14 @@ class Stream:
                 return
             held, link = NO_IDS, ServiceLink(channel, SESSION, verifier.timing)
             # the verifier's own fingerprint: `greet` has compared the vocabularies
-            link.send(asked.sent(write_open(asked.request.sampling, verifier.info.vocabulary, verifier.model)))
+            link.send(asked.sent(codec.write_open(asked.request.sampling, verifier.info.vocabulary, verifier.model)))
             self._link = link
             verifier.loop_task(self._live(link, channel))
         self._asked, self._sent, self._beats = asked, monotonic(), 0
         self._link.owe()
         self._link.send(asked.frame(common_prefix(held, asked.request.prefix)))
 
-    def _end(self, error: EdgeError) -> None:
+    def _end(self, error: errors.EdgeError) -> None:
         link, self._link = self._link, None
         if link is not None:
             link.end()
@@ -398,25 +379,25 @@ class Stream:
             self._asked.fail(error)
 
     async def _live(self, link: ServiceLink, channel: grpc.aio.Channel) -> None:
-        error: EdgeError = lost("The connection to the verifier is closed.")
+        error: errors.EdgeError = lost("The connection to the verifier is closed.")
         verifier = self._verifier
         try:
             await link.run(partial(self._take, link), partial(self._beat, link))
             error = lost("The verifier has ended the session.")
-        except VerifierSlow as slow:  # it is asked again later, over the same connection
+        except errors.VerifierSlow as slow:  # it is asked again later, over the same connection
             verifier.retry.pause()
             verifier.patience.record_miss()
             error = slow
-        except VerifierLost as gone:
+        except errors.VerifierLost as gone:
             verifier.loop_lost(channel)
             if gone.what != _DRAINING:
                 verifier.loop_wake()
             error = gone
-        except ProtocolError as fault:
+        except errors.ProtocolError as fault:
             verifier.retry.pause()
             error = lost(f"The verifier violates the protocol: {fault}")
         except grpc.aio.AioRpcError as status:
-            why = printable(status.details() or status.code().name)
+            why = codec.printable(status.details() or status.code().name)
             if status.code().name in _REFUSALS:
                 verifier.retry.pause()
                 error = lost(f"The verifier refuses: {why}")
@@ -437,22 +418,23 @@ class Stream:
         if link is not self._link:  # it has been ended here
             return
         if kind is None or asked is None or asked.verdict.done() or getattr(frame, kind).round != asked.request.round:
-            raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
+            raise errors.ProtocolError("The verifier sent an answer without a request.", errors.SAME_VERSION)
         asked.received(data)
         if kind == "verdict":
-            verdict, passed = read_verdict(frame.verdict, asked.request, self._vocabulary), monotonic() - self._sent
+            verdict = codec.read_verdict(frame.verdict, asked.request, self._vocabulary)
+            passed = monotonic() - self._sent
             verifier.retry.reset()
             verifier.patience.record(VerdictWork(asked.work.unseen, len(verdict.tokens)), passed)
             asked.answer(verdict, passed)
         elif kind == "need_prefix":
             if frame.need_prefix.position >= asked.position:
-                raise ProtocolError("The verifier asks for tokens that it already has.", SAME_VERSION)
+                raise errors.ProtocolError("The verifier asks for tokens that it already has.", errors.SAME_VERSION)
             link.send(asked.frame(frame.need_prefix.position))
         elif kind == "busy":
             wait = min(frame.busy.retry_ms, MAX_BUSY_MS) / 1e3
             verifier.retry.pause(wait)
             again = f"This device continues alone and tries again in about {wait:g} seconds."
-            asked.fail(VerifierBusy("The verifier is busy.", again, wait))
+            asked.fail(errors.VerifierBusy("The verifier is busy.", again, wait))
         else:
             asked.request.computed, asked.request.cached = frame.working.computed, frame.working.cached
             link.progress(frame.working.step)
@@ -466,7 +448,7 @@ class Stream:
             raise lost(f"The verifier {trouble}.")
         limit = self._verifier.patience.limit(asked.work)
         if self._beats * self._verifier.timing.beat > limit:
-            raise VerifierSlow(
+            raise errors.VerifierSlow(
                 f"The verifier has not answered within {limit:.1f} seconds, many times the expected time.",
                 "This device continues alone and tries again by itself; check whether the verifier is overloaded.",
             )

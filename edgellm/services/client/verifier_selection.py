@@ -16,21 +16,10 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from edgellm import errors
 from edgellm.engine import Model, Vocabulary
 from edgellm.engine.gguf.writer import MAX_TOKENIZER
 from edgellm.engine.model import load_tokenizer
-from edgellm.errors import (
-    SAME_VERSION,
-    EdgeError,
-    InvalidOption,
-    ModelCorrupt,
-    ModelUnsupported,
-    NotPermitted,
-    ProtocolError,
-    TrustUnusable,
-    VerifierUnreachable,
-    VocabularyMismatch,
-)
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import TOKENIZER, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, probe_port, shared_networks
@@ -120,7 +109,7 @@ def choose_verifier(
             continue
         try:
             info = probe_address(trust, address)
-        except EdgeError as error:
+        except errors.EdgeError as error:
             if len(named) == 1:
                 raise
             unsuitable.append(f"{name} cannot be reached ({error.what.rstrip('.')})")
@@ -140,12 +129,12 @@ def choose_verifier(
         suitable += candidates
         if not candidates:
             unsuitable.append(f"{result.peer.name} {why_not}")
-    off = [result.peer.id for result in results if isinstance(result.error, VerifierUnreachable)]
+    off = [result.peer.id for result in results if isinstance(result.error, errors.VerifierUnreachable)]
     on = [result.peer.id for result in results if isinstance(result.error, NothingListens)]
     if not suitable and (woken := [one for one in asleep if one.device in off and one.device not in on]):
         return woken[0]
     if not suitable:
-        raise VerifierUnreachable(
+        raise errors.VerifierUnreachable(
             f"No paired device can verify: {'; '.join(unsuitable)}.",
             "Start one there with `edgellm serve --role verifier --host ITS-ADDRESS`, wake the device up with `edgellm"
             " peers wake`, or run `edgellm doctor`.",
@@ -214,7 +203,7 @@ def _names(offers: Sequence[OfferedModel]) -> str:
 
 
 def _address(name: str) -> Address | None:
-    with suppress(InvalidOption):
+    with suppress(errors.InvalidOption):
         return Address.parse(name)
     return None
 
@@ -223,11 +212,11 @@ def fit_of(ours: Vocabulary, trust: Trust, address: ModelAddress, device: Device
     """Return how the tokenizer of a paired device's verifier fits this vocabulary; it is fetched where it differs."""
     from edgellm.services.client.verifier_client import RemoteVerifier
 
-    with suppress(EdgeError):
+    with suppress(errors.EdgeError):
         try:
             RemoteVerifier(address, ours, trust=trust, device=device).close()
             return TokenizerFit.SAME
-        except VocabularyMismatch as mismatch:
+        except errors.VocabularyMismatch as mismatch:
             if mismatch.tokenizer:
                 with open_tokenizer(address, mismatch.tokenizer, trust=trust, device=device) as theirs:
                     alike = ours.match(theirs.vocabulary).different is None
@@ -242,7 +231,7 @@ def trust_for(address: Address) -> Trust | None:
         return Trust.load()
     try:
         met = any(address in peer.addresses for peer in Peers().all())
-    except TrustUnusable:
+    except errors.TrustUnusable:
         met = False
     return Trust.load() if met else None
 
@@ -267,7 +256,7 @@ def open_tokenizer(
     its trial in a child process could not be made."""
     path = _kept(sha256)
     if path.exists():
-        with suppress(ModelCorrupt, ModelUnsupported):  # it is damaged, and fetched again
+        with suppress(errors.ModelCorrupt, errors.ModelUnsupported):  # it is damaged, and fetched again
             model = load_tokenizer(path)
             os.utime(path)
             return model
@@ -277,13 +266,13 @@ def open_tokenizer(
     try:
         write_state(path, data)
     except OSError as error:
-        raise InvalidOption(
+        raise errors.InvalidOption(
             f"The tokenizer of the verifier at {where} cannot be kept: {error}.", f"Make room in {path.parent}."
         ) from error
     keep_recent(path.parent.glob("*.gguf"), MOST_KEPT)
     try:
         return load_tokenizer(path)
-    except (ModelCorrupt, ModelUnsupported) as error:
+    except (errors.ModelCorrupt, errors.ModelUnsupported) as error:
         forget_tokenizer(sha256)
         raise unusable(where, error.what.replace(str(path), "it")) from None
 
@@ -297,11 +286,11 @@ def _kept(sha256: str) -> Path:
     return cache_dir() / "tokenizers" / f"{sha256}.gguf"
 
 
-def unusable(where: ModelAddress, why: str) -> ProtocolError:
+def unusable(where: ModelAddress, why: str) -> errors.ProtocolError:
     """Return the error for a tokenizer that differs from its verifier's claim; `why` is a clause."""
-    return ProtocolError(
+    return errors.ProtocolError(
         f"The tokenizer that the verifier at {where} sends cannot be used: {why.rstrip('.')}.",
-        f"{SAME_VERSION} Or choose a draft model with the verifier's tokenizer.",
+        f"{errors.SAME_VERSION} Or choose a draft model with the verifier's tokenizer.",
     )
 
 
@@ -332,18 +321,18 @@ async def _fetch(
         except grpc.aio.AioRpcError as error:
             raise _refused(where, error) from None
         except TimeoutError:
-            raise VerifierUnreachable(
+            raise errors.VerifierUnreachable(
                 f"The verifier at {where} has stopped sending its tokenizer.", "Check the connection, and try again."
             ) from None
         finally:
             call.cancel()
 
 
-def _refused(where: ModelAddress, error: grpc.aio.AioRpcError) -> EdgeError:
+def _refused(where: ModelAddress, error: grpc.aio.AioRpcError) -> errors.EdgeError:
     why = printable(error.details() or error.code().name)
     if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-        return NotPermitted(f"The verifier at {where} refuses.", why)
-    return VerifierUnreachable(
+        return errors.NotPermitted(f"The verifier at {where} refuses.", why)
+    return errors.VerifierUnreachable(
         f"The verifier at {where} does not send its tokenizer ({why.rstrip('.')}).",
         "Try again, or choose a draft model with the verifier's tokenizer.",
     )

@@ -25,24 +25,8 @@ from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor, dial
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.services.mesh_codec import (
-    CARRY,
-    CONTRACT,
-    read_micro_batch,
-    read_work,
-    write_event,
-    write_micro_batch,
-    write_working,
-)
-from edgellm.services.server.listener import (
-    EventKind,
-    Notify,
-    Service,
-    Stream,
-    made_in_thread,
-    next_message,
-    write_in_time,
-)
+from edgellm.services import mesh_codec
+from edgellm.services.server import listener
 from edgellm.sleeping import AWAKE
 from edgellm.storage.layer_pieces import LayerPiece
 
@@ -99,7 +83,7 @@ class StageForwarder:
             ):
                 device = DeviceID(self._prepare.next_device) if self._prepare.next_device else None
                 self._channel = await dial(address, self._trust, device)
-                call = self._channel.stream_stream(CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to
+                call = self._channel.stream_stream(mesh_codec.CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to
                 meeting = pb.Meeting(protocol=self._prepare.protocol, stage=self._prepare.next_stage)
                 await call.write(pb.Carried(meeting=meeting).SerializeToString())
                 if isinstance(await call.read(), bytes):
@@ -133,25 +117,25 @@ class _ServedStage:
     out: asyncio.Queue[Event]
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def report(self, stream: Stream, report: pb.Report) -> None:
+    async def report(self, stream: listener.Stream, report: pb.Report) -> None:
         async with self.writing:
-            await write_in_time(stream, report)
+            await listener.write_in_time(stream, report)
 
     def put(self, message: pb.MeshParcel) -> None:
         """Queue a micro-batch. An invalid one fails alone, because the stage has other sessions."""
         try:
-            self.stage.put(read_micro_batch(message, self.stage.work))
+            self.stage.put(mesh_codec.read_micro_batch(message, self.stage.work))
         except EdgeError as error:
             self.out.put_nowait(Failed(message.number, error))
 
 
-class WorkerService(Service):
+class WorkerService(listener.Service):
     """The calls of `mesh.proto`."""
 
-    contract, right, over = CONTRACT, Right.COMPUTE, "A stage has ended"
+    contract, right, over = mesh_codec.CONTRACT, Right.COMPUTE, "A stage has ended"
 
     def __init__(
-        self, cache: WeightCache, notify: Notify, guard: AuthInterceptor | None, trust: Trust | None,
+        self, cache: WeightCache, notify: listener.Notify, guard: AuthInterceptor | None, trust: Trust | None,
         stored: StoredLayers | None = None,
     ) -> None:  # fmt: skip
         """`stored` are the `cache`'s layers that other devices uploaded."""
@@ -160,7 +144,7 @@ class WorkerService(Service):
         self._stages: dict[bytes, _ServedStage] = {}
         self._changed = asyncio.Condition()
 
-    async def holds(self, data: bytes, _context: Stream) -> pb.HoldsReply:
+    async def holds(self, data: bytes, _context: listener.Stream) -> pb.HoldsReply:
         request = parse_message(pb.HoldsRequest, data)
         return await asyncio.to_thread(self._holds, request.model.hex(), read_pieces(request.pieces))
 
@@ -191,12 +175,12 @@ class WorkerService(Service):
             )
         return Stage(work, self._cache, post)
 
-    async def work(self, _orders: Any, stream: Stream) -> None:
+    async def work(self, _orders: Any, stream: listener.Stream) -> None:
         """Serve one stage, from Prepare to the end of the stream."""
-        first = await next_message(stream, pb.Order)
+        first = await listener.next_message(stream, pb.Order)
         if first is None or first.WhichOneof("order") != "prepare":
             raise ProtocolError("The first order is not Prepare.", SAME_VERSION)
-        prepare, work = first.prepare, read_work(first.prepare)
+        prepare, work = first.prepare, mesh_codec.read_work(first.prepare)
         loop = asyncio.get_running_loop()
         out: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -205,10 +189,10 @@ class WorkerService(Service):
                 loop.call_soon_threadsafe(out.put_nowait, event)
 
         what = f"{work.layers.named} of {work.name}"
-        stage = await made_in_thread(lambda: self._stage(work, post), lambda made: made.close())
+        stage = await listener.made_in_thread(lambda: self._stage(work, post), lambda made: made.close())
         served, forwarder = _ServedStage(stage, out), None
         try:
-            self._notify(EventKind.CONNECTED, f"Loading {what} for {stream.peer()}.")
+            self._notify(listener.EventKind.CONNECTED, f"Loading {what} for {stream.peer()}.")
             if prepare.next and not work.ends:
                 forwarder = StageForwarder(prepare, self._trust, is_local_caller(stream))
             stage.start()
@@ -220,16 +204,16 @@ class WorkerService(Service):
             closing = asyncio.ensure_future(asyncio.to_thread(stage.close))
             if forwarder is not None:
                 forwarder.close()
-            closing.add_done_callback(lambda _: self._notify(EventKind.ENDED, f"Released {what}."))
+            closing.add_done_callback(lambda _: self._notify(listener.EventKind.ENDED, f"Released {what}."))
             await asyncio.shield(closing)
 
-    async def carry(self, _parcels: Any, stream: Stream) -> None:
-        first = await next_message(stream, pb.Carried)
+    async def carry(self, _parcels: Any, stream: listener.Stream) -> None:
+        first = await listener.next_message(stream, pb.Carried)
         if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != PROTOCOL:
             raise ProtocolError("The first parcel is not a Meeting.", SAME_VERSION)
         served = await self._served(first.meeting.stage)
         await stream.write(pb.Met().SerializeToString())
-        while (frame := await next_message(stream, pb.Carried)) is not None:
+        while (frame := await listener.next_message(stream, pb.Carried)) is not None:
             served.put(frame.parcel)
 
     async def _served(self, name: bytes) -> _ServedStage:
@@ -253,8 +237,8 @@ class WorkerService(Service):
         finally:
             self._stages.pop(name, None)
 
-    async def _orders(self, served: _ServedStage, stream: Stream) -> None:
-        while (order := await next_message(stream, pb.Order)) is not None:
+    async def _orders(self, served: _ServedStage, stream: listener.Stream) -> None:
+        while (order := await listener.next_message(stream, pb.Order)) is not None:
             match order.WhichOneof("order"):
                 case "parcel":
                     served.put(order.parcel)
@@ -265,7 +249,7 @@ class WorkerService(Service):
                 case _:
                     raise ProtocolError("The stage was prepared twice, or an order is empty.", SAME_VERSION)
 
-    async def _reports(self, served: _ServedStage, forwarder: StageForwarder | None, stream: Stream) -> None:
+    async def _reports(self, served: _ServedStage, forwarder: StageForwarder | None, stream: listener.Stream) -> None:
         """Send the stage's events: rows to the next stage if it can be reached, all else to the coordinator."""
         half = served.stage.work.half
         while True:
@@ -273,14 +257,14 @@ class WorkerService(Service):
             if isinstance(event, StageLost):
                 raise event.error
             if isinstance(event, MicroBatch) and forwarder is not None and await forwarder.connected():
-                await forwarder.send(write_micro_batch(event, half))
-            elif (report := write_event(event, half)) is not None:
+                await forwarder.send(mesh_codec.write_micro_batch(event, half))
+            elif (report := mesh_codec.write_event(event, half)) is not None:
                 await served.report(stream, report)
 
-    async def _beats(self, served: _ServedStage, stream: Stream) -> None:
+    async def _beats(self, served: _ServedStage, stream: listener.Stream) -> None:
         """Send heartbeats, as long as the stage is used."""
         while served.stage.idle <= self._cache.keep:
-            await served.report(stream, write_working(served.stage.progress))
+            await served.report(stream, mesh_codec.write_working(served.stage.progress))
             if served.stage.idle <= 2 * HEARTBEAT_SECONDS:
                 AWAKE.touch()
             await asyncio.sleep(HEARTBEAT_SECONDS)

@@ -20,33 +20,16 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from edgellm import errors
 from edgellm.engine import ModelFile, Vocabulary
 from edgellm.engine.gguf.writer import tokenizer_file
-from edgellm.errors import (
-    SAME_VERSION,
-    EdgeError,
-    InvalidOption,
-    ModelNotFound,
-    ModelUnsupported,
-    ProtocolError,
-    VerifierBusy,
-    VocabularyMismatch,
-)
 from edgellm.rpc.channel import CONTRACT, HEARTBEAT_SECONDS, MAX_BUSY_MS
 from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
+from edgellm.services import verification_codec as codec
 from edgellm.services.server.listener import EventKind, Notify, Service, Stream, in_thread, next_message, write_in_time
-from edgellm.services.verification_codec import (
-    PREPARING,
-    RequestLimits,
-    VerifierInfo,
-    read_sampling,
-    read_verify,
-    write_verdict,
-    write_wanted,
-)
 from edgellm.sleeping import AWAKE
 from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.sampling import GrammarState, ReplyGrammar
@@ -107,7 +90,7 @@ class VerifyingModel:
     it is unknown: devices choose the largest one. `tokenizer` is the result of `tokenizer_file`, for devices with
     another tokenizer; b"" if there is none to send."""
 
-    info: VerifierInfo
+    info: codec.VerifierInfo
     vocabulary: Vocabulary
     backend: VerifierBackend
     max_waiting: int
@@ -116,12 +99,12 @@ class VerifyingModel:
     tokenizer: bytes = b""
     queue: Queue = field(init=False)
     fingerprint: bytes = field(init=False)
-    bounds: RequestLimits = field(init=False)
+    bounds: codec.RequestLimits = field(init=False)
 
     def __post_init__(self) -> None:
         self.queue = Queue(self.max_waiting)
         self.fingerprint = bytes.fromhex(self.vocabulary.fingerprint)
-        self.bounds = RequestLimits(self.vocabulary.size, self.info.capabilities.context_length)
+        self.bounds = codec.RequestLimits(self.vocabulary.size, self.info.capabilities.context_length)
 
     @property
     def name(self) -> str:
@@ -140,13 +123,13 @@ class VerifyingModel:
             logprobs=can.logprobs, penalties=can.penalties, grammars=can.grammars,
             behind=info.behind, likely_tokens=can.choice.likely, draws_itself=can.choice.draws_itself,
             tokenizer=hashlib.sha256(self.tokenizer).digest() if self.tokenizer else b"",
-            sampling=write_wanted(info.sampling),
+            sampling=codec.write_wanted(info.sampling),
         )  # fmt: skip
 
 
 def tokenizer_to_send(file: ModelFile, name: str) -> bytes:
     """Return the tokenizer of `file`, the model of this `name`, as devices are sent it; b"" where it cannot be sent."""
-    with suppress(ModelUnsupported, OSError):  # the tokenizer is too long, or the file has been removed
+    with suppress(errors.ModelUnsupported, OSError):  # the tokenizer is too long, or the file has been removed
         return tokenizer_file(file, name)
     return b""
 
@@ -155,7 +138,7 @@ def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:
     """Return the model that a device wants; "" is the only one. Raises ModelNotFound: there is no such model, or none
     is named and there are several; names the models that there are."""
     if not models:
-        raise ModelNotFound("None of its servers has answered yet.", "Start one of them.")
+        raise errors.ModelNotFound("None of its servers has answered yet.", "Start one of them.")
     if not wanted and len(models) == 1:
         return models[0]
     for model in models:
@@ -163,13 +146,13 @@ def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:
             return model
     named = ", ".join(model.name for model in models)
     what = f"It does not serve {wanted[:200]!r}, but {named}." if wanted else f"It serves several models: {named}."
-    raise ModelNotFound(what, "Name one of them.")
+    raise errors.ModelNotFound(what, "Name one of them.")
 
 
-class NotReady(EdgeError):
+class NotReady(errors.EdgeError):
     """A verifier cannot verify yet: what it does is told to the device, which asks again."""
 
-    rpc_status = PREPARING.name
+    rpc_status = codec.PREPARING.name
 
 
 class _Reply:
@@ -212,7 +195,7 @@ class VerificationService(Service):
         """Reply with a description of the model that is asked for. The device compares, so nothing else is read."""
         try:
             wanted = parse_message(pb.HelloRequest, request, MAX_GREETING).model
-        except ProtocolError:
+        except errors.ProtocolError:
             wanted = ""  # the device has another version, as the reply tells it
         if not self.models and self._preparing:
             raise NotReady(self._preparing, "Ask again.")
@@ -222,7 +205,7 @@ class VerificationService(Service):
         wanted = parse_message(pb.TokenizerRequest, request, MAX_GREETING).model
         data = find_model(self.models, wanted).tokenizer
         if not data:
-            raise ProtocolError("The tokenizer of this model is not sent.", SAME_VERSION)
+            raise errors.ProtocolError("The tokenizer of this model is not sent.", errors.SAME_VERSION)
         for at in range(0, len(data), _TOKENIZER_PART):
             part = pb.TokenizerPart(data=data[at : at + _TOKENIZER_PART], size=0 if at else len(data))
             await write_in_time(stream, part)
@@ -233,8 +216,8 @@ class VerificationService(Service):
         session = _Reply(number, self._tenant(stream))
         try:
             await self._serve(session, stream)
-        except EdgeError as error:
-            kind = EventKind.FAILED if error.rpc_status == EdgeError.rpc_status else EventKind.REFUSED
+        except errors.EdgeError as error:
+            kind = EventKind.FAILED if error.rpc_status == errors.EdgeError.rpc_status else EventKind.REFUSED
             self._notify(kind, f"Session {number} is closed: {error.what}")
             raise
         finally:
@@ -261,17 +244,17 @@ class VerificationService(Service):
                     session.grammar = SessionGrammar(owner, constraint, model.grammar)
                 continue
             if frame.WhichOneof("frame") != "verify":
-                raise ProtocolError("The session was opened twice, or a frame is empty.", SAME_VERSION)
-            request = read_verify(frame.verify, model.bounds, number, sampling, tenant)
+                raise errors.ProtocolError("The session was opened twice, or a frame is empty.", errors.SAME_VERSION)
+            request = codec.read_verify(frame.verify, model.bounds, number, sampling, tenant)
             if request.round < last or (request.round == last and not again):
-                raise ProtocolError(f"Round {request.round} was sent after round {last}.", SAME_VERSION)
+                raise errors.ProtocolError(f"Round {request.round} was sent after round {last}.", errors.SAME_VERSION)
             last, again = request.round, False
             if not await self._admitted(model, session.grammar, request, stream):
                 continue
             match await self._answer(model, request, stream):
-                case VerifierBusy() as busy:
+                case errors.VerifierBusy() as busy:
                     await self._push_back(request, busy.seconds, stream)
-                case EdgeError() as error:
+                case errors.EdgeError() as error:
                     raise error
                 case MissingPrefix() as missing:
                     again = True
@@ -281,7 +264,7 @@ class VerificationService(Service):
                 case verdict:
                     if session.grammar is not None:
                         session.grammar.observe(request, verdict)
-                    await write_in_time(stream, write_verdict(request.round, verdict))
+                    await write_in_time(stream, codec.write_verdict(request.round, verdict))
         if self.draining.is_set():
             await write_in_time(stream, pb.VerifierFrame(draining=pb.Draining()))
 
@@ -313,14 +296,14 @@ class VerificationService(Service):
 
     def _opened(self, frame: pb.DeviceFrame) -> tuple[VerifyingModel, Sampling]:
         if frame.WhichOneof("frame") != "open":
-            raise ProtocolError("The first frame is not Open.", SAME_VERSION)
+            raise errors.ProtocolError("The first frame is not Open.", errors.SAME_VERSION)
         check_version(frame.open.protocol, "the device")
         model = find_model(self.models, frame.open.model)
         if frame.open.vocabulary != model.fingerprint:
-            raise VocabularyMismatch(
+            raise errors.VocabularyMismatch(
                 "The device expects a verifier with another vocabulary.", "Connect again: they are compared then."
             )
-        return model, read_sampling(frame.open.sampling)
+        return model, codec.read_sampling(frame.open.sampling)
 
     async def _answer(self, model: VerifyingModel, request: VerifyRequest, stream: Stream) -> Answer:
         """Return the backend's answer to a request; send signs of life meanwhile."""
@@ -398,8 +381,8 @@ class SessionGrammar:
             self._holds = await self._owner.places.acquire()
         try:
             await self._owner.run(lambda: self._make_masks(request))
-        except InvalidOption as error:
-            raise ProtocolError(error.what, error.next_step) from None
+        except errors.InvalidOption as error:
+            raise errors.ProtocolError(error.what, error.next_step) from None
         if self._slow:  # the decoding thread would make masks while other devices wait
             request.extra = 0
         request.grammar = self._grammar
@@ -408,7 +391,7 @@ class SessionGrammar:
     def _make_masks(self, request: VerifyRequest) -> None:
         if self._grammar is None:
             if self._compile is None:
-                raise ProtocolError("This verifier follows no JSON schemas.", SAME_VERSION)
+                raise errors.ProtocolError("This verifier follows no JSON schemas.", errors.SAME_VERSION)
             self._grammar = ReplyGrammar(self._compile(self._constraint.schema), self._constraint)
         if request.position <= len(self._text):  # otherwise the device is asked for the tokens between
             self._text = np.concatenate((self._text[: request.position], request.prefix))
