@@ -1,8 +1,6 @@
 """The cost model of a transformer: FLOPs, bytes of weights, activations and cache (CSGO, 2.1); devices and the links
 between them (2.2), and the four devices of the paper's setting (5.1)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +76,7 @@ class ModelCosts:
     files: frozenset[int] | None = None
 
     @staticmethod
-    def of(shape: TransformerShape, name: str = "", cached: bool = True) -> ModelCosts:
+    def of(shape: TransformerShape, name: str = "", cached: bool = True) -> "ModelCosts":
         """Return equal layers, no embedding and no head, as in the paper, which has no cache either (equation 22)."""
         many = shape.layers
         return ModelCosts(name, shape, (shape.weights,) * many, (shape.cache if cached else 0.0,) * many)
@@ -176,7 +174,7 @@ class Device:
         """Return an unmeasured device, with the speeds of an average laptop, and endless memory."""
         return cls(name, 1e11, 1.0, 0.1, 5e8, 1e15, 1e8, 1e8, 5e-3, 1e10, layers)
 
-    def updated(self, layers: LayersOnDevice, memory: float, unit: str) -> Device:
+    def updated(self, layers: LayersOnDevice, memory: float, unit: str) -> "Device":
         """Return the device as it is now, without measurements of another `unit` than computes there now."""
         known = self if self.unit in (None, unit) else self.unmeasured(self.name)
         return replace(known, layers=layers, memory=memory or known.memory, unit=unit)

@@ -5,8 +5,6 @@ label is the end of a plan. Each level puts one more stage before every label, o
 time allows; labels that cannot become a whole plan (`Bound`), and dominated labels, are dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,7 +90,7 @@ class Columns:
     behind: float
 
     @staticmethod
-    def of(tables: Tables) -> Columns:
+    def of(tables: Tables) -> "Columns":
         fits = np.isfinite(tables.own)
         head = np.where(fits, tables.head, np.inf).min(1)[:, 1:]
         work = np.where(fits, tables.compute, np.inf).min(1)[:, 1:]

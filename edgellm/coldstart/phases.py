@@ -6,8 +6,6 @@ written while a block j loads hide its load if k t >= load(j) (CoordGen's equati
 least such k (equation 2), once it has read the text, too: at a token's end, so that no token waits for a load.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

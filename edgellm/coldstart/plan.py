@@ -5,8 +5,6 @@ before. Smaller parts fill the pipeline sooner but use each device less efficien
 take parts through their layers one at a time, always the oldest ready part; a layer can be computed once it is loaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate

@@ -1,8 +1,6 @@
 """The planning problem: times and sizes by layer and device, the times of a given split (CSGO, equations 17-24), a home
 as such a problem, and the paper's baselines (section 5.2)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

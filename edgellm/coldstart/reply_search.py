@@ -4,8 +4,6 @@ Beyond the paper. A wide split loads quickly and then decodes slowly, so that th
 the plan for the reply.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

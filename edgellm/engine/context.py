@@ -4,8 +4,6 @@ A decode costs a few microseconds more than llama.cpp's own, because more would 
 batch whose arrays are numpy's, one numpy view over the logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from functools import partial

@@ -17,8 +17,6 @@ Other load on a machine makes a measurement longer, never shorter. So the least 
 that is measured, because load comes and goes; and times that are still impossibly long are cut down.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import threading
@@ -92,7 +90,7 @@ class Computation:
     decodes. A thread that waited for it, as a verifier waits for a draft, does not count.
     """
 
-    def __init__(self, shared: SharedCores, crowding: Crowding | None = None) -> None:
+    def __init__(self, shared: SharedCores, crowding: "Crowding | None" = None) -> None:
         """Compute beside others. Belongs to one thread. Raises OSError as `SharedCores.open`."""
         self._shared, self._crowding = shared, crowding or Crowding()
         self._start = _THREAD * threading.get_native_id()

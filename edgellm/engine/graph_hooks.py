@@ -4,8 +4,6 @@ llama.cpp asks about every node of the graph whether it is wanted, and shows wan
 context without a capture has no callback, and pays nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass

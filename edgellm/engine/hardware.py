@@ -1,7 +1,5 @@
 """The settings with which a model is loaded and computed, and the devices that llama.cpp can compute on."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A stage of a mesh is a chain of blocks, so that its first layers can compute while its last layers still load.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace

@@ -10,8 +10,6 @@ structures are laid out as the binding says. A library that fails is passed over
 it, or its functions or structures are wrong, for then it stays loaded.
 """
 
-from __future__ import annotations
-
 import _ctypes
 import ctypes
 import os

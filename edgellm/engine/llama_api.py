@@ -1,7 +1,5 @@
 """Calls into llama.cpp: load a model, open a context, fill a batch over numpy's arrays, decode it, see the logits."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable

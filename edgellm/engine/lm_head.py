@@ -8,8 +8,6 @@ Here a pass over drafted tokens stops before the head, which is then computed fo
 only while the drafts before them are accepted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -149,7 +147,7 @@ class LMHead:
         self._graphs: dict[tuple[int, int], _Graph] = {}
 
     @classmethod
-    def open(cls, model: Model, threads: int) -> LMHead | None:
+    def open(cls, model: Model, threads: int) -> "LMHead | None":
         """Return the model's head; None where it is more than a matrix, or this llama.cpp cannot compute it alone."""
         head = head_of(model)
         try:
@@ -170,7 +168,7 @@ class LMHead:
         if status != 0:
             raise EngineFailed(f"llama.cpp cannot compute a head (status {status}).", "Close other programs.")
 
-    def _build(self, first: int, end: int) -> _Graph:
+    def _build(self, first: int, end: int) -> "_Graph":
         """Build the graph for these rows: a few go one by one over weights still in the processor's cache, as that is
         faster."""
         n, rows = end - first, self.logits.shape[1]
@@ -197,7 +195,7 @@ class _Buffer:
     start: int
 
     @classmethod
-    def over(cls, data: Any, width: int, row: int, start: int = 0) -> _Buffer:
+    def over(cls, data: Any, width: int, row: int, start: int = 0) -> "_Buffer":
         buffer = ggml.ggml_backend_cpu_buffer_from_ptr(data.ctypes.data, data.nbytes)
         return cls(native.Owned(buffer, ggml.ggml_backend_buffer_free), data, width, row, start)
 

@@ -4,8 +4,6 @@ llama.cpp computes the sizes: it loads the model without its weights, opens the 
 the size of each. So the figures hold for every architecture. `gguf.memory` estimates the rest.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -1,8 +1,6 @@
 """A model in memory: its weights, its file's description of it, what drafts from its states, and the options of a
 context over it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,7 +67,7 @@ class Model(TextModel):
 
     def __init__(
         self, file: ModelFile, owned: native.Owned, template: Template | None, spec: LoadSpec, faults: Sequence[str],
-        speculator: SpeculatorModel | None = None,
+        speculator: "SpeculatorModel | None" = None,
     ) -> None:  # fmt: skip
         """Set up a model that `load` has loaded; not for other callers."""
         super().__init__(file, owned, template)
@@ -139,7 +137,7 @@ class Model(TextModel):
         cls, source: Path | ModelFile, spec: LoadSpec = LoadSpec(), *,
         progress: Callable[[float], None] | None = None, faults: Sequence[str] | None = None,
         trial: TrialChild | None = None,
-    ) -> Model:  # fmt: skip
+    ) -> "Model":  # fmt: skip
         """Load a model; a path (of a split model, its first part's) has its header checked first.
 
         `progress` is called with shares from 0 to 1; an exception that it raises stops the loading. A model whose

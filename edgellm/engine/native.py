@@ -12,8 +12,6 @@ GNU's OpenMP knows nothing of other processes, whose threads take cores away fro
 `edgellm/engine/cores.py` handles that.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import functools
@@ -269,7 +267,7 @@ class ProcessExit:
         self._by: int | None = None
         self._guards: weakref.WeakSet[NativeGuard] = weakref.WeakSet()
 
-    def register(self, guard: NativeGuard) -> None:
+    def register(self, guard: "NativeGuard") -> None:
         """Let the exit wait for `guard`."""
         self._guards.add(guard)
 
@@ -326,7 +324,7 @@ class Owned:
 
     __slots__ = ("__weakref__", "guard", "pointer")
 
-    def __init__(self, pointer: int, free: Callable[[int], None], parent: Owned | None = None) -> None:
+    def __init__(self, pointer: int, free: Callable[[int], None], parent: "Owned | None" = None) -> None:
         self.pointer = pointer
         self.guard = NativeGuard()
         weakref.finalize(self, _free, free, pointer, self.guard, parent)

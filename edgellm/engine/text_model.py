@@ -1,7 +1,5 @@
 """The text side of a loaded model: its vocabulary, tokens and chat template."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +96,7 @@ class TextModel:
         )
         return Vocabulary.of(pieces, kinds, self._required(pieces, kinds))
 
-    def has_tokenizer_of(self, other: TextModel) -> bool:
+    def has_tokenizer_of(self, other: "TextModel") -> bool:
         """Return whether both files describe the same tokenizer, so that no vocabulary has to be read to compare them.
         Raises ModelUnsupported without a tokenizer."""
         self._check_vocabulary()

@@ -6,8 +6,6 @@ of 8 MiB and kills the process. Its search for special tokens takes quadratic ti
 length goes to a thread with a larger stack, and a long one to a process of its own, which can be killed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os
@@ -84,14 +82,14 @@ class Vocabulary:
     required: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, pieces: Sequence[bytes], kinds: bytes, required: frozenset[int] = frozenset()) -> Vocabulary:
+    def of(cls, pieces: Sequence[bytes], kinds: bytes, required: frozenset[int] = frozenset()) -> "Vocabulary":
         """Return the hashed vocabulary of `pieces` and their `kinds`, one of each per token id."""
         whole = hashlib.sha256()
         for piece, kind in zip(pieces, kinds, strict=True):
             whole.update(struct.pack("<IB", len(piece), kind) + piece)
         return cls(len(pieces), whole.hexdigest(), tuple(pieces), kinds, required)
 
-    def match(self, other: Vocabulary) -> VocabularyMatch:
+    def match(self, other: "Vocabulary") -> VocabularyMatch:
         """Compare two vocabularies: models of one family often differ in how many unused tokens they have, what those
         are called, and of which kind they are."""
         shared = min(self.size, other.size)

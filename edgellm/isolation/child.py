@@ -5,8 +5,6 @@ every system has every limit: a child that takes too much processor time, memory
 or whose answer is too long, is killed. The caller checks what an answer means.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import signal
@@ -143,7 +141,7 @@ class Child:
 
     def call(
         self, name: str, limits: Limits, data: bytes = b"", stopped: Callable[[], bool] | None = None, **fields: object
-    ) -> Answer:
+    ) -> "Answer":
         """Return the answer of the child's function `name`, where needed from a new process. Raises as `Call.result`
         does; a process that does not start, or has gone, is an EngineFailed."""
         for _ in range(2):
@@ -164,7 +162,7 @@ class Child:
             self.submit(*self._opening).result(stopped)
         self._has_begun = True
 
-    def submit(self, name: str, limits: Limits, data: bytes = b"", **fields: object) -> Call:
+    def submit(self, name: str, limits: Limits, data: bytes = b"", **fields: object) -> "Call":
         """Send a call to the process, which was started, without waiting for the answer."""
         if self._process is None:
             raise BrokenPipeError

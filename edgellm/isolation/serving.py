@@ -5,8 +5,6 @@ the bytes of a call (a memoryview) and the call's fields, and returns bytes or a
 parent the share that is done. A message is its length (`LENGTH`), a head in JSON behind the head's length, and bytes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

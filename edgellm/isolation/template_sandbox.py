@@ -5,8 +5,6 @@ template is rendered in this process, which cannot open a file or a socket or st
 and memory for each request. It imports nothing of llama.cpp.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Generator, Mapping

@@ -1,8 +1,6 @@
 """A model over several devices. Two engines can spread it: by stages, each of which loads its own layers, or by
 llama.cpp's RPC, for models whose layers cannot be cut."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any, Literal
 

@@ -9,8 +9,6 @@ weights, so only layers that the device lacks are loaded. The present pipeline d
 lost, it is forgotten.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Deployment: every device gets the layers that it lacks, all devices at once; interrupted transfers are resumed."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -118,7 +116,7 @@ class _Deployment:
             state.change(activity="", done=True, arrived=state.now.total)
         return state.now
 
-    async def _copy_here(self, part: DeployPart, state: _Part) -> None:
+    async def _copy_here(self, part: DeployPart, state: "_Part") -> None:
         state.change(activity="cutting")
         pieces, total, done = self.manifest.covering(part.layers), state.now.total, 0
         held = sum(map(self.store.arrived, pieces))
@@ -131,7 +129,7 @@ class _Deployment:
 
         await asyncio.to_thread(cut_layers, self.model, self.manifest, part.layers, self.store, complete)
 
-    async def _send(self, worker: Worker, places: Sequence[int], state: _Part) -> None:
+    async def _send(self, worker: Worker, places: Sequence[int], state: "_Part") -> None:
         """Send the pieces. Retry as long as bytes arrive, and give a lost device some time to come back."""
         failures, cut = 0, lambda piece: cut_piece(self.model, piece.layers)
         while True:

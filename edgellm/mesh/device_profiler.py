@@ -3,8 +3,6 @@
 Figures are stored with the time and the reason, and measured again on request, or when something relevant has changed.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import time
@@ -64,7 +62,7 @@ def measure_device(
                     write_cached(_figures_path(blocks.key, unit), asdict(stored))
         except OSError as error:
             raise MeasureFailed(
-                f"{root} cannot be measured in: {error.strerror or error}.", "Make room there, or check permissions."
+                f"Nothing can be measured in {root}: {error.strerror or error}.", "Make room, or check permissions."
             ) from None
         except MeasureFailed:
             raise

@@ -1,7 +1,5 @@
 """Reading of a file of devices, for `mesh plan --devices`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

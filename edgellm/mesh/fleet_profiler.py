@@ -1,7 +1,5 @@
 """Measurement of the home's devices for a plan, and doubts about the measurements."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ llama.cpp loads files as a whole, so a part of a model file is cut into pieces b
 store of layers, as far as its limit allows, and found there the next time.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress

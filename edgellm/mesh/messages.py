@@ -1,7 +1,5 @@
 """The messages between the coordinator and the stages of a mesh."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """The pipeline of stages, as the coordinator drives it: their hosts, clocks and deadlines."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -117,7 +115,7 @@ class StageHost(Protocol):
     @property
     def name(self) -> str: ...
 
-    def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
+    def begin(self, work: StageSpec, post: Post, after: "StageHost | None", waiting: Callable[[], bool]) -> None:
         """Start the stage. `post` is called with every event, from any thread. Rows for the next host, `after`, may be
         sent to it directly; else they are posted. `waiting` returns whether an answer is due."""
 

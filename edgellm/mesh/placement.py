@@ -1,7 +1,5 @@
 """Placement of a model's layers on the devices of a home, before a reply, behind it, and after the loss of a device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,7 +62,7 @@ class Placement:
     best: Plan | None
     lacking: tuple[Lacking, ...]
     unused: tuple[tuple[str, str], ...]
-    workers: Mapping[str, Worker] | None = None
+    workers: "Mapping[str, Worker] | None" = None
     left_out: tuple[tuple[str, str], ...] = ()
     phases: Phases | None = None
 
@@ -100,7 +98,7 @@ class Placement:
 
 def place(
     home: Home,
-    workers: Mapping[str, Worker] | None = None,
+    workers: "Mapping[str, Worker] | None" = None,
     left_out: Sequence[tuple[str, str]] = (),
     stop: Stop = never,
 ) -> Placement:
@@ -139,7 +137,7 @@ def with_phases(placed: Placement, stop: Stop = never) -> Placement:
     return placed if phases is None else replace(placed, shares=phases.first, phases=phases)
 
 
-def deploy_command(model: str, lacking: Iterable[Lacking], workers: Mapping[str, Worker]) -> str:
+def deploy_command(model: str, lacking: Iterable[Lacking], workers: "Mapping[str, Worker]") -> str:
     """Return the `edgellm mesh deploy` command for the `lacking` layers; it does not send present layers again."""
     parts = []
     for share, _ in lacking:

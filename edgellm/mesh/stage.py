@@ -18,8 +18,6 @@ The parts of a prompt come all at once, and each takes as long as many tokens. S
 each part of a prompt; then the next part follows.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import deque

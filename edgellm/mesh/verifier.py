@@ -4,8 +4,6 @@ The last stage judges it, so that a verdict travels and no logits. Penalties, gr
 computed here, from logits that the last stage sends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace

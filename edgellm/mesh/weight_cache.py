@@ -1,8 +1,6 @@
 """Layers in memory: shared by all pipelines that use them, kept warm for a while after, evicted to make room; and the
 processor or graphics cards that compute them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence

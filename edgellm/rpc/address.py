@@ -1,7 +1,5 @@
 """Addresses at which devices listen. Without TLS between paired devices, only loopback addresses are allowed."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -22,7 +20,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def of(cls, host: str, port: int) -> Address:
+    def of(cls, host: str, port: int) -> "Address":
         """Check host and port. `localhost` becomes 127.0.0.1, so that both sides use the same address family."""
         if host.lower() == "localhost":
             host = "127.0.0.1"
@@ -33,7 +31,7 @@ class Address:
         return cls(host, port)
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> "Address":
         """Parse HOST:PORT; an IPv6 host stands in brackets. Raise InvalidOption for anything else."""
         host, colon, port = text.strip().rpartition(":")
         if host.startswith("[") and host.endswith("]") and is_ip(host[1:-1]):
@@ -54,7 +52,7 @@ class Address:
         """Return whether it stands for all addresses of a machine: 0.0.0.0 or ::."""
         return is_ip(self.host) and ip_address(self.host).is_unspecified
 
-    def require_loopback(self) -> Address:
+    def require_loopback(self) -> "Address":
         """Return this address if it is a loopback address; otherwise raise PairingRequired."""
         if not self.loopback:
             raise PairingRequired(
@@ -75,7 +73,7 @@ class ModelAddress:
         return f"{self.address}#{self.model}" if self.model else str(self.address)
 
     @classmethod
-    def parse(cls, text: str) -> ModelAddress:
+    def parse(cls, text: str) -> "ModelAddress":
         """Parse HOST:PORT[#MODEL]. Raise InvalidOption if what comes before the # is not an address."""
         where, _, model = text.strip().partition("#")
         return cls(Address.parse(where), model)

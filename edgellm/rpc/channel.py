@@ -4,8 +4,6 @@ The loop runs as long as the process: gRPC's asyncio API has one poller for all 
 ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

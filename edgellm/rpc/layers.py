@@ -1,8 +1,6 @@
 """`layers.proto`: its messages, the devices that keep layers, and the upload of layers to one of them, with a bounded
 number of unacknowledged bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

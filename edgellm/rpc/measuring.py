@@ -1,7 +1,5 @@
 """Measurements of a device and of the line to it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

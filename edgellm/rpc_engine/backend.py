@@ -4,8 +4,6 @@ It has no security of its own: a server obeys whoever reaches its port. And llam
 away. So edgellm serves on loopback only, and never in the process that answers users.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

@@ -4,8 +4,6 @@ The context lives in a child process, with the text's cache. A loss ends that pr
 sessions, which are told that the verifier is busy until the model is loaded again, and then send it once more.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """A model that several devices hold by llama.cpp's RPC: where its layers go, and replies from it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +92,7 @@ def _context_sizes(file: ModelFile, context: int | None, sessions: int, hardware
     return ContextSizes(positions_of(file, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
 
 
-def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPlacement:
+def place_over_rpc(file: ModelFile, survey: "Survey", workload: Workload) -> RpcPlacement:
     """Return the best placement of the model in `file` on the surveyed devices that serve llama.cpp's RPC. Raises
     EngineFailed: this llama.cpp has no RPC backend; ModelUnsupported, DeviceLost: llama.cpp cannot use the model;
     PlanImpossible: the devices cannot hold it."""
@@ -116,7 +114,7 @@ def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPl
     return replace(plan_rpc(home), workers={name: survey.workers[name] for name in given}, left_out=tuple(left_out))
 
 
-def _ask_offers(workers: Mapping[str, Worker]) -> tuple[dict[str, RpcOffer], list[tuple[str, str]]]:
+def _ask_offers(workers: "Mapping[str, Worker]") -> tuple[dict[str, RpcOffer], list[tuple[str, str]]]:
     """Ask all workers at once for offers over llama.cpp's RPC; return the offers, and why other workers have none."""
     given: dict[str, RpcOffer] = {}
     refused: list[tuple[str, str]] = []

@@ -5,8 +5,6 @@ device in turn and back, so the order of the devices does not matter, and times 
 all sets of devices, and filling the cheapest device of each set first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -210,7 +208,7 @@ class RpcPlacement:
     option: RpcOption
     alone: RpcOption | None
     elsewhere: RpcOption | None
-    workers: Mapping[str, Worker] = field(default_factory=dict)
+    workers: "Mapping[str, Worker]" = field(default_factory=dict)
     left_out: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -3,8 +3,6 @@
 llama.cpp ends the process whose RPC server goes away, so the child does nothing but load and decode.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -6,8 +6,6 @@ name as it is: also one whose writing was cut off, and one that a device made to
 the model that they belong to was loaded, and each paired device has a folder of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

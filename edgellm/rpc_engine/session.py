@@ -1,8 +1,6 @@
 """A session of the RPC engine at a worker, as the client sees it: a port of this machine that leads to its server; and
 the parts of `rpc_engine.proto` that the worker shares."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Conversion between the mesh's records and the messages of `mesh.proto`; all input is checked here."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ A device with another vocabulary fetches the verifier's tokenizer, and finds out
 alone (`client/verifier_selection.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -306,7 +304,7 @@ class KeptGreeting:
     greeting: str
 
     @classmethod
-    def of(cls, device: DeviceID) -> KeptGreeting | None:
+    def of(cls, device: DeviceID) -> "KeptGreeting | None":
         """Return the kept greeting of a device's verifier, if any."""
         return read_cached(_kept(device), partial(from_json, cls))
 

@@ -27,7 +27,7 @@ from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client.link import Endpoint, Timing
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.mesh_codec import WORK, write_work
-from edgellm.services.server import mesh_service
+from edgellm.services.server import listener, mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint
 from tests.mesh.conftest import verifier_cut, whole
@@ -185,7 +185,7 @@ def test_nothing_is_sent_to_a_worker_that_may_still_refuse(verifier_cut: Cut, mo
         await asyncio.sleep(0.2)
         raise MemoryShort("There is no room.", "Make some.")
 
-    monkeypatch.setattr(mesh_service, "made_in_thread", refused)
+    monkeypatch.setattr(listener, "made_in_thread", refused)
     posted: queue.Queue[object] = queue.Queue()
     with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
         host = RemoteDevice(Endpoint("a", worker.address)).stage_host()

@@ -8,8 +8,6 @@ A model's thoughts have a markup, found from its chat template and its vocabular
 ask for is an argument of the template.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -11,8 +11,6 @@ Templates differ in what they allow, and many raise an error, or leave a message
 conversation is not as they expect. So there are forms that change it as little as needed, and lose no word.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -214,7 +212,7 @@ class Message:
     context: tuple[str, ...] = ()
     continued: bool = False
 
-    def whole(self) -> Message:
+    def whole(self) -> "Message":
         """Return the message with its `context` in its content: a blank line after each text, as the bundled models are
         trained."""
         texts = [stripped for text in self.context if (stripped := text.strip())]
@@ -230,7 +228,7 @@ class Message:
             found["tool_calls"] = [call.fields(parsed=parsed) for call in self.tool_calls]
         return found | ({"tool_call_id": self.call_id, "name": self.name} if self.role == "tool" else {})
 
-    def changed(self, change: Callable[[str], str], value: Callable[[str], str] | None = None) -> Message:
+    def changed(self, change: Callable[[str], str], value: Callable[[str], str] | None = None) -> "Message":
         """Return the message with `change` applied to all its texts but the role; `value`, if given, is applied to the
         content and to the texts within the arguments of calls instead."""
         value = value or change
@@ -304,7 +302,7 @@ class TemplateInput:
         """Return the messages as templates know them."""
         return [message.fields(parsed=self.parsed) for message in self.messages]
 
-    def changed(self, change: Callable[[str], str], value: Callable[[str], str] | None = None) -> TemplateInput:
+    def changed(self, change: Callable[[str], str], value: Callable[[str], str] | None = None) -> "TemplateInput":
         """Return the conversation with the texts of all messages and tools changed as by `Message.changed`."""
         messages = tuple(message.changed(change, value) for message in self.messages)
         return replace(self, messages=messages, tools=change_texts(self.tools, change))

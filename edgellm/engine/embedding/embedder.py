@@ -4,8 +4,6 @@ The model's file names the pooling. A model without one generates text, and is r
 its states as an embedding.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any, Self
 

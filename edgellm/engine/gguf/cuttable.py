@@ -12,8 +12,6 @@ llama.cpp in llama-cpp-python 0.3.36), and a test that a chain of parts computes
 (`tests/engine/test_cuttable.py`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

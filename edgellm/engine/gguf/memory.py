@@ -1,8 +1,6 @@
 """The shape of a model's layers by its header, and the bytes that it takes besides its weights: caches, buffers of a
 batch, and llama.cpp's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgellm.engine import native

@@ -6,8 +6,6 @@ tensor types by role, and for hyperparameters, were read from llama.cpp in llama
 is unknown, which `edgellm/engine/trial/probe.py` tries.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import struct
@@ -170,7 +168,7 @@ class ModelFile:
     """The name by which the user knows the model, if any."""
 
     @classmethod
-    def open(cls, path: Path) -> ModelFile:
+    def open(cls, path: Path) -> "ModelFile":
         """Return the model at `path`; for a split model, `path` is its first part, and the other parts lie beside it,
         under the names by which llama.cpp looks for them. Raises ModelNotFound, ModelCorrupt, ModelUnsupported: as for
         `check_gguf`, for each file; ModelUnsupported: it is a later part of a split model; ModelCorrupt: the parts do
@@ -186,7 +184,7 @@ class ModelFile:
         return cls.of([path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)])
 
     @classmethod
-    def of(cls, paths: Sequence[Path]) -> ModelFile:
+    def of(cls, paths: Sequence[Path]) -> "ModelFile":
         """Return the model that consists of these files, whatever their names. Raises as `open` does."""
         parts = tuple(map(check_gguf, paths))
         first, count = parts[0], _split_count(parts[0])

@@ -4,8 +4,6 @@ Only the header of a cut is sent: some kilobytes. The time of the arithmetic doe
 they are numbers of a sane size; so scales are set, and all else is random.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time

@@ -1,8 +1,6 @@
 """Writing a GGUF from the parts of another GGUF, byte for byte or with its weights in other types; and its tokenizer,
 which is read without loading the model, and written as a file of its own."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +32,7 @@ class NewTensor:
     data: Callable[[], Iterable[bytes | memoryview]]
 
     @classmethod
-    def copy(cls, source: BufferedReader, tensor: TensorInfo) -> NewTensor:
+    def copy(cls, source: BufferedReader, tensor: TensorInfo) -> "NewTensor":
         """Return a tensor of an open file as it is."""
         return cls(tensor.name, tensor.shape, tensor.kind, tensor.nbytes, partial(copied, source, tensor))
 

@@ -5,8 +5,6 @@ of patterns, comparisons of names, and the remainders of a division. It fetches 
 keywords that it does not keep.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

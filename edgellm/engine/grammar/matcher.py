@@ -4,8 +4,6 @@ llguidance meets a hostile schema with an error instead of an exception: a match
 error from then on. The limits keep a mask below some milliseconds, and a grammar below some tens of megabytes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from functools import lru_cache

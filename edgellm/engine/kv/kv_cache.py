@@ -8,8 +8,6 @@ after a batch of other sequences: the states of sequences in one batch are moved
 make room is moved without its snapshots.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """The padding of passes by which logits do not depend on how a text's ids are batched, and the trial of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

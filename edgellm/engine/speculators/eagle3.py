@@ -5,8 +5,6 @@ with attention reads that row beside the next token's embedding. Embeddings and 
 its own LM head may know fewer tokens than the verifier, and then says which (`d2t`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgellm.engine import native
@@ -136,7 +134,7 @@ class Eagle3Model(SpeculatorModel):
         self.name = f"the EAGLE-3 head {file.path.name}"
 
     @classmethod
-    def load(cls, file: ModelFile, verifier: ModelFile, hardware: Hardware, *, dry: bool = False) -> Eagle3Model:
+    def load(cls, file: ModelFile, verifier: ModelFile, hardware: Hardware, *, dry: bool = False) -> "Eagle3Model":
         """Load a head that drafts for `verifier`; `dry` as for `Model.load`. Raises ModelUnsupported: it does not fit
         the verifier, or llama.cpp cannot use it."""
         check_eagle3(file, verifier)

@@ -3,8 +3,6 @@
 llama.cpp computes it in a second context over the same model, from the states that the model's last norm gave.
 """
 
-from __future__ import annotations
-
 from edgellm.engine import native
 from edgellm.engine.gguf.memory import mtp_layers, text_layers
 from edgellm.engine.gguf.reader import GgufHeader

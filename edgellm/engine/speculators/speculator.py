@@ -9,8 +9,6 @@ sequence are kept, and the speculator reads them when it is first asked for a dr
 a copy of the states, and behind a long prompt its attention begins `WINDOW` tokens before the reply.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from abc import ABC, abstractmethod
@@ -46,7 +44,7 @@ class StateFunctions:
 
     @staticmethod
     @functools.cache
-    def find() -> StateFunctions | None:
+    def find() -> "StateFunctions | None":
         """Return the functions; None where the library lacks one of them."""
         try:
             found = [getattr(native.llama(), name) for name in (_KEEP, _STATES, _KEEP_INPUTS, _INPUTS)]
@@ -57,7 +55,7 @@ class StateFunctions:
         return StateFunctions(*(native.bind(one, result, _POINTER, *rest) for one, (result, *rest) in typed))
 
     @staticmethod
-    def require() -> StateFunctions:
+    def require() -> "StateFunctions":
         """Return the functions. Raise EngineFailed where the library lacks one of them."""
         if (found := StateFunctions.find()) is None:
             raise EngineFailed("This llama.cpp hands over no states.", "Take edgellm's own version.")

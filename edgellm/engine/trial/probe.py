@@ -11,8 +11,6 @@ and no thread but the first asks the kernel for the tiles (llama.cpp's issue 208
 then loaded as the file lays them out, for the other instructions. `EDGELLM_AMX=on` and `off` override the trial.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -149,7 +147,7 @@ class LoadTrial:
 
 
 def require_loadable(
-    probe: Probe, progress: Callable[[float], None] | None = None, child: TrialChild | None = None
+    probe: Probe, progress: Callable[[float], None] | None = None, child: "TrialChild | None" = None
 ) -> LoadTrial:
     """Make sure that loading the model does not end the process; return the verdict of the trial, now or earlier.
 
@@ -171,7 +169,7 @@ def require_loadable(
     return _survived(probe, verdict)
 
 
-def start_trial(probe: Probe) -> TrialChild | None:
+def start_trial(probe: Probe) -> "TrialChild | None":
     """Start a child that tries the model, for `require_loadable`, and return it; None where the verdict is known."""
     if not _is_tried(probe) or _read_verdict(_kept(probe)) is not None:
         return None

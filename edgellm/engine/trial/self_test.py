@@ -6,8 +6,6 @@ behind it only in a text longer than the window and than the least that llama.cp
 is tried with small models alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The network interfaces of this device, magic packets that wake others up, and probes of TCP ports."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

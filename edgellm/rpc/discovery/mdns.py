@@ -4,8 +4,6 @@ An announcement holds the device's short ID, its port, the version of the contra
 no name, no model, and nothing about requests.
 """
 
-from __future__ import annotations
-
 import secrets
 import socket
 import threading

@@ -4,8 +4,6 @@ At another device's request, this device connects only to known addresses of pai
 this machine or its networks through it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

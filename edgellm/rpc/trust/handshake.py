@@ -1,8 +1,6 @@
 """The handshake over mutual TLS: each side's identity, and the rights of the client; and the authorization of callers,
 checked for every call after the handshake, and again while the call lasts."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time
@@ -79,8 +77,8 @@ class PeerInfo:
 
 
 def welcome_handlers(
-    trust: Trust, guard: AuthInterceptor, offers: Sequence[OfferedModel]
-) -> grpc.GenericRpcHandler[Any, Any]:
+    trust: Trust, guard: "AuthInterceptor", offers: Sequence[OfferedModel]
+) -> "grpc.GenericRpcHandler[Any, Any]":
     """Return the server's side, for `add_generic_rpc_handlers`. The `offers` may grow."""
 
     async def welcome(data: bytes, context: Context) -> pb.WelcomeReply:

@@ -5,8 +5,6 @@ The certificate's hash is the ID of the device, with a short form that people ca
 The web server has a certificate of its own (`web_certificate`), so that a browser's trust in it means nothing for
 pairing."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Certificates are public, so knowing the code does not prove ownership of one. Ea
 transcript with its certificate's private key, so that an attacker cannot pair, or rename, a device without its key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import hashlib

@@ -5,8 +5,6 @@ gRPC checks a certificate against the paired ones, which are its only roots. Tha
 checks the fingerprint of the client's certificate for every call (`AuthInterceptor`), and as gRPC does not let a
 client see the server's certificate, the server proves its identity with a signature (`handshake`)."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import threading

@@ -1,7 +1,5 @@
 """A link to a service of another device: how to connect, and a stream that notices when the device is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """A stage on another device, as the coordinator sees it; and the endpoints of workers by names and addresses."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -67,7 +65,7 @@ class RemoteDevice:
         )  # fmt: skip
         return self._known.updated(found, float(reply.memory), reply.unit)
 
-    def stage_host(self) -> RemoteStageHost:
+    def stage_host(self) -> "RemoteStageHost":
         return RemoteStageHost(self.endpoint, self._timing, self._direct, self._own(()))
 
     async def _holds(self, model: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:

@@ -1,8 +1,6 @@
 """A verifier on another machine, as the decoding loop sees it: its connection, which is kept up, and the stream of each
 reply."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine

@@ -1,8 +1,6 @@
 """`--verifier auto`: the best of the paired devices that verify for the draft model, and why; and the tokenizer of a
 verifier on another device: fetched once, checked, and kept by its hash."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

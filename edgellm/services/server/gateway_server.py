@@ -1,7 +1,5 @@
 """The server of a gateway: devices speak our own protocol, and each model's stock servers verify."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The calls of `layers.proto`: store layers for other devices, list them, and measure this device and its lines."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

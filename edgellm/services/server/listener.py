@@ -1,7 +1,5 @@
 """A server of gRPC services, which is started and stopped from any thread, and its events."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading
@@ -202,7 +200,7 @@ class Service:
         """With a `guard`, answer only paired devices that have the right."""
         self._notify, self._guard = notify, guard
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """Return the handler of all calls. They take bytes, to parse only after the guard."""
         made = {}
         for call in self.contract.methods:

@@ -1,7 +1,5 @@
 """The worker's side of `mesh.proto`: a stage for each coordinator that asks, and the stream to the next stage."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress

@@ -1,7 +1,5 @@
 """Servers of a verifier and of layers, which are started and stopped from any thread."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ JSON schemas come from other devices. So each device has a limited number of gra
 makes masks before the decoding thread needs them, and a grammar ends with its session.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math
@@ -269,7 +267,7 @@ class VerificationService(Service):
             await write_in_time(stream, pb.VerifierFrame(draining=pb.Draining()))
 
     async def _admitted(
-        self, model: VerifyingModel, grammar: SessionGrammar | None, request: VerifyRequest, stream: Stream
+        self, model: VerifyingModel, grammar: "SessionGrammar | None", request: VerifyRequest, stream: Stream
     ) -> bool:
         """Return whether a request can be answered now, by the session's `grammar`; if not, have the device ask
         again."""
