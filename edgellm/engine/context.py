@@ -123,12 +123,10 @@ class Context(CachedSequences):
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Append `ids`, shape (n,), to a sequence; return the logits of the last `outputs` rows, (outputs, n_vocab).
 
-        Row `i` predicts the token after `ids[n - outputs + i]`. The view is valid until the next decode.
-
-        Raises:
-            ContextFull: the ids do not fit, or no cell is left for them; nothing was changed.
-            InvalidOption: no ids, an unknown sequence, or more outputs than ids.
-            EngineFailed: llama.cpp refuses the batch (an id outside the vocabulary above all); nothing was changed.
+        Row `i` predicts the token after `ids[n - outputs + i]`. The view is valid until the next decode. Raises
+        ContextFull: the ids do not fit, or no cell is left for them; nothing was changed; InvalidOption: no ids, an
+        unknown sequence, or more outputs than ids; EngineFailed: llama.cpp refuses the batch (an id outside the
+        vocabulary above all); nothing was changed.
         """
         n, row_by_row = len(ids), self._row_by_row
         step = 1 if row_by_row else self.n_batch  # rows with outputs of a batch
@@ -177,10 +175,8 @@ class Context(CachedSequences):
         """Append to several sequences in one llama.cpp batch; return one view of (outputs, n_vocab) per entry.
 
         Rows beyond `n_batch` are decoded in earlier batches, so that the last one holds every row with an output.
-        Either all entries have embedding rows, or none.
-
-        Raises:
-            ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
+        Either all entries have embedding rows, or none. Raises ContextFull, InvalidOption, EngineFailed: as for
+        `decode`; nothing was changed in any sequence.
         """
         if not rows or (len(rows) > 1 and not self._may_share(rows)):
             return self._decode_apart(rows)

@@ -191,10 +191,8 @@ class Recorder:
         """Return the attention of the last decode, shape (heads, tokens, keys), for the keys set by `attend`.
 
         Keys are cells of the cache, padded with zeros up to llama.cpp's next block; cell `i` holds position `i`, unless
-        the cells are `shared`: then see `visible`. Over all keys every row sums to 1.
-
-        Raises:
-            EngineFailed: the layer was not captured, or the graph did not show it.
+        the cells are `shared`: then see `visible`. Over all keys every row sums to 1. Raises EngineFailed: the layer
+        was not captured, or the graph did not show it.
         """
         parts = self._kept(b"kq_soft_max-%d" % layer)
         if len(parts) == 1:

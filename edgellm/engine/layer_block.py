@@ -81,23 +81,18 @@ class Block:
     def forward(self, given: Ids | Floats, *, start: int, seq: int = 0, outputs: int = 0) -> Floats:
         """Compute ids (n,) or rows (n, n_embd) for the positions from `start` on; drop what the cache holds from there.
 
-        Return the logits of the last `outputs` rows, (outputs, n_vocab), or without a head all rows, (n, n_embd).
-        Both are valid until the next call.
-
-        Raises:
-            InvalidOption: the cache ends before `start`, or the sequence does not exist.
-            ContextFull, EngineFailed: as for `Context.decode`; the cache is as before, up to `start`.
+        Return the logits of the last `outputs` rows, (outputs, n_vocab), or without a head all rows, (n, n_embd). Both
+        are valid until the next call. Raises InvalidOption: the cache ends before `start`, or the sequence does not
+        exist; ContextFull, EngineFailed: as for `Context.decode`; the cache is as before, up to `start`.
         """
         return self.forward_together((BlockRows(given, start, seq, outputs),))[0]
 
     def forward_together(self, passages: Sequence[BlockRows]) -> list[Floats]:
         """Compute like `forward` for several sequences, with equally many ids or rows each; return a view for each.
 
-        Sequences with consecutive numbers share a pass.
-
-        Raises:
-            InvalidOption: also where a sequence comes twice, shapes differ, or there are more rows than `rows` in all.
-            ContextFull, EngineFailed: as for `forward`, for all sequences.
+        Sequences with consecutive numbers share a pass. Raises InvalidOption: also where a sequence comes twice, shapes
+        differ, or there are more rows than `rows` in all; ContextFull, EngineFailed: as for `forward`, for all
+        sequences.
         """
         context, n, most = self._context, len(passages[0].data), self._context.n_batch
         padded = self._padding.rows(n)

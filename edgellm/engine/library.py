@@ -173,10 +173,8 @@ def candidates() -> Iterator[Library]:
 def load(loading: Callable[[], Any]) -> tuple[Library, ModuleType]:
     """Load the first library that can be used; return it, with the binding's module that declares its functions.
 
-    `loading` makes the context in which the shared libraries are loaded.
-
-    Raises:
-        LlamaCppMissing: there is none, or the named or loaded library cannot be used.
+    `loading` makes the context in which the shared libraries are loaded. Raises LlamaCppMissing: there is none, or the
+    named or loaded library cannot be used.
     """
     passed: list[str] = []
     for library in candidates():

@@ -290,13 +290,9 @@ class NativeContext:
 
 
 def decode(context: native.Owned, batch: Any, n: int) -> None:
-    """Decode the first `n` rows of a batch.
-
-    Raises:
-        ContextFull: the cache, where sequences share it, has no cells left for the rows.
-        Stopped: the context's `Stop` was set meanwhile.
-        EngineFailed: llama.cpp refuses the rows; the message has its reason.
-    """
+    """Decode the first `n` rows of a batch. Raises ContextFull: the cache, where sequences share it, has no cells left
+    for the rows; Stopped: the context's `Stop` was set meanwhile; EngineFailed: llama.cpp refuses the rows; the message
+    has its reason."""
     _compute(_decode, context, batch, n)
 
 

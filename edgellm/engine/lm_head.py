@@ -40,10 +40,7 @@ class Top2:
 def top2(logits: Floats) -> Top2:
     """Return argmax and the two largest softmax probabilities over the full vocabulary; on a tie the lowest id wins.
 
-    `logits` has shape (n_vocab,) or (1, n_vocab).
-
-    Raises:
-        EngineFailed: the largest logit is not a number or not finite.
+    `logits` has shape (n_vocab,) or (1, n_vocab). Raises EngineFailed: the largest logit is not a number or not finite.
     """
     row = logits.reshape(-1)
     first = int(row.argmax())

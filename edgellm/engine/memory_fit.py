@@ -219,11 +219,8 @@ def reckon(
     beside them; nothing is loaded.
 
     llama.cpp reserves logits of all rows of a batch, but few are used. Unused rows count if some layers are on a
-    graphics card, or with `reserved`: a processor's memory is taken as it is written to.
-
-    Raises:
-        ModelUnsupported: llama.cpp cannot use the file.
-        EngineFailed: a context cannot be opened.
+    graphics card, or with `reserved`: a processor's memory is taken as it is written to. Raises ModelUnsupported:
+    llama.cpp cannot use the file; EngineFailed: a context cannot be opened.
     """
     few = not reserved and not hardware.gpu_layers
     with native.log.listen() as lines, ExitStack() as closing:
@@ -300,12 +297,8 @@ class Wanted:
 def fit(wanted: Wanted, hardware: Hardware, taken: Counter[str]) -> Choice:
     """Return how a model is loaded beside what is `taken` already, and why: with the layers on graphics cards that
     `hardware` asks for, or as many as fit. Its own bytes are added to `taken`. `EDGELLM_FIT=off` leaves out the check
-    against the machine's memory.
-
-    Raises:
-        MemoryShort: the model does not fit; says what would.
-        InvalidOption: there is no such device, or no graphics card at all.
-    """
+    against the machine's memory. Raises MemoryShort: the model does not fit; says what would; InvalidOption: there is
+    no such device, or no graphics card at all."""
     cards = offload_devices(hardware.devices) if hardware.gpu_layers != 0 else []
     if cards:
         return _on_cards(wanted, hardware, cards, taken)

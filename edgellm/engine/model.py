@@ -143,12 +143,9 @@ class Model(TextModel):
         `progress` is called with shares from 0 to 1; an exception that it raises stops the loading. A model whose
         header is new on this machine is loaded in a child process first (`engine.trial.probe`), in `trial` if
         `start_trial` has started that child already. If its `faults`, the failed trials, are given, there is no trial.
-
-        Raises:
-            ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`.
-            ModelUnsupported: llama.cpp cannot use it, ends the process over it, it does not generate text, it only
-                drafts for another model, or the EAGLE-3 head does not fit it.
-            EngineFailed: the child process cannot be started, or was ended from outside.
+        Raises ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`; ModelUnsupported: llama.cpp
+        cannot use it, ends the process over it, it does not generate text, it only drafts for another model, or the
+        EAGLE-3 head does not fit it; EngineFailed: the child process cannot be started, or was ended from outside.
         """
         native.start()
         file = source if isinstance(source, ModelFile) else ModelFile.open(source)
@@ -334,11 +331,8 @@ class ContextSpec:
         """Return the resolved options of a context over `model` with this `capture`.
 
         Where attention is captured, batches have as many rows as keep its scores within `SCORES` bytes, at least 32:
-        without flash attention each row has a score for every head and position.
-
-        Raises:
-            InvalidOption: a size that is not positive, too many sequences, fewer rows in a batch than sequences (where
-                llama.cpp would abort).
+        without flash attention each row has a score for every head and position. Raises InvalidOption: a size that is
+        not positive, too many sequences, fewer rows in a batch than sequences (where llama.cpp would abort).
         """
         hardware, cells = model.hardware, self.n_ctx * self.n_seq
         if self.spare is not None:

@@ -197,12 +197,8 @@ class TextModel:
             vars(self).pop(known, None)
 
     def check_template_arguments(self, arguments: Mapping[str, object]) -> None:
-        """Check that the chat template reads all `arguments`.
-
-        Raises:
-            InvalidOption: it does not read one of them; names those that it reads.
-            ModelUnsupported, EngineFailed: as `chat_prompt` does.
-        """
+        """Check that the chat template reads all `arguments`. Raises InvalidOption: it does not read one of them; names
+        those that it reads; ModelUnsupported, EngineFailed: as `chat_prompt` does."""
         self._check_vocabulary()
         self._chat_template.check(arguments)
 

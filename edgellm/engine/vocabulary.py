@@ -193,12 +193,8 @@ class VocabTokenizer:
         self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never
     ) -> Ids:
         """Return the ids of `text`, shape (n,), without BOS or EOS. `special`: control tokens in it are parsed as such.
-
-        Raises:
-            PromptTooLong: the text has more than `most` tokens; raised as soon as that is certain.
-            TextRefused: llama.cpp fails on the text, or takes too long over it.
-            Stopped: `should_stop` returned True.
-        """
+        Raises PromptTooLong: the text has more than `most` tokens; raised as soon as that is certain; TextRefused:
+        llama.cpp fails on the text, or takes too long over it; Stopped: `should_stop` returned True."""
         self.check_length(text, most)
         data = text.encode("utf-8", "replace")
         if len(text) > self._most_here:

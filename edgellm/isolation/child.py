@@ -297,11 +297,8 @@ class Call:
 
 
 def cause_of(code: int) -> str:
-    """Return the cause of a process's end, such as "SIGSEGV" or "exit code 1".
-
-    Raises:
-        ChildKilled: a user or the system ended it.
-    """
+    """Return the cause of a process's end, such as "SIGSEGV" or "exit code 1". Raises ChildKilled: a user or the system
+    ended it."""
     try:
         cause = signal.Signals(-code).name
     except ValueError:

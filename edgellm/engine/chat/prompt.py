@@ -117,15 +117,11 @@ class ChatTemplate:
         """Return the ids of the rendered conversation, shape (n,), with the opening of the assistant's turn at the end.
 
         `arguments` are given to the template; those that it does not read have no effect. Where it fails on the
-        conversation, or leaves a message out, it gets another form of `FORMS`; `tell` is called with the change.
-
-        Raises:
-            InvalidOption: an unknown role, no message, or an argument that cannot be written as JSON.
-            ModelUnsupported: the template is not valid, refuses the conversation in every form, or takes more than its
-                limits.
-            EngineFailed: the process that renders it could not be started, or was ended from outside.
-            PromptTooLong: there are more than `most` ids.
-            TextRefused, Stopped: as for `VocabTokenizer.encode`.
+        conversation, or leaves a message out, it gets another form of `FORMS`; `tell` is called with the change. Raises
+        InvalidOption: an unknown role, no message, or an argument that cannot be written as JSON; ModelUnsupported: the
+        template is not valid, refuses the conversation in every form, or takes more than its limits; EngineFailed: the
+        process that renders it could not be started, or was ended from outside; PromptTooLong: there are more than
+        `most` ids; TextRefused, Stopped: as for `VocabTokenizer.encode`.
         """
         if not messages:
             raise InvalidOption("There is no message to answer.", "Give at least one.")

@@ -280,12 +280,8 @@ def cut(src: Path, dst: Path, first: int, last: int, *, head: bool) -> None:
 
     With `head` the final norm and the head follow layer `last`, even if it is not the model's last layer (an early exit
     needs that). `dst` appears whole or not at all. A split model gives the same bytes as the file that it was split
-    from.
-
-    Raises:
-        InvalidOption: the model has no such layers.
-        ModelNotFound, ModelCorrupt: as for `ModelFile.open`.
-        ModelUnsupported: the architecture is not known to be safe to cut.
+    from. Raises InvalidOption: the model has no such layers; ModelNotFound, ModelCorrupt: as for `ModelFile.open`;
+    ModelUnsupported: the architecture is not known to be safe to cut.
     """
     write(dst, cut_bytes(ModelFile.open(src), first, last, head=head))
 

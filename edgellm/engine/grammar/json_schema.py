@@ -76,10 +76,8 @@ def prepared(schema: str) -> dict[str, Any]:
     """Return a JSON `schema` in llguidance's dialect.
 
     Objects have their properties in the schema's order, and no further ones unless `properties` is left out or schemas
-    are merged; properties with a constant, or named by a discriminator, are always written.
-
-    Raises:
-        InvalidOption: it is no JSON schema, or too large.
+    are merged; properties with a constant, or named by a discriminator, are always written. Raises InvalidOption: it is
+    no JSON schema, or too large.
     """
     return _prepared(schema)[0]
 

@@ -264,10 +264,8 @@ class CachedSequences(ABC):
     def copy_prefix(self, src: int, dst: int, length: int) -> None:
         """Copy the first `length` positions of `src` to sequence `dst`, without computing them; also across buffers.
 
-        llama.cpp copies separate buffers only whole, when it next decodes; so this pays for long prefixes only.
-
-        Raises:
-            InvalidOption: `src` is shorter than that, or a sequence does not exist.
+        llama.cpp copies separate buffers only whole, when it next decodes; so this pays for long prefixes only. Raises
+        InvalidOption: `src` is shorter than that, or a sequence does not exist.
         """
         _ = self.native.owned
         if not 0 <= length <= self.length(src):
@@ -309,10 +307,8 @@ class CachedSequences(ABC):
         """Roll back to the common prefix of the cache and `ids`, at most all ids but the last; return its length, or a
         shorter length where the rest has to be read again.
 
-        Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id.
-
-        Raises:
-            InvalidOption: no ids.
+        Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id. Raises InvalidOption:
+        no ids.
         """
         if len(ids) == 0:
             raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")

@@ -151,12 +151,10 @@ def require_loadable(
 ) -> LoadTrial:
     """Make sure that loading the model does not end the process; return the verdict of the trial, now or earlier.
 
-    `progress` is called with shares from 0 to 1, if there is a trial now; `child` is a trial that runs already.
-
-    Raises:
-        ModelUnsupported: loading ends the process, or llama.cpp refuses the file.
-        EngineFailed: the child could not be started, failed before it had touched the file or with an error of
-            Python's, or was ended from outside; no verdict is kept.
+    `progress` is called with shares from 0 to 1, if there is a trial now; `child` is a trial that runs already. Raises
+    ModelUnsupported: loading ends the process, or llama.cpp refuses the file; EngineFailed: the child could not be
+    started, failed before it had touched the file or with an error of Python's, or was ended from outside; no verdict
+    is kept.
     """
     if not _is_tried(probe):
         return LoadTrial()
