@@ -27,8 +27,6 @@ from edgellm.errors import InvalidOption, MemoryShort
 Contexts: TypeAlias = Callable[[Model], Sequence[Context]]
 """A function that opens a model's contexts."""
 
-Choice: TypeAlias = tuple[Hardware, str]
-"""The settings that were chosen, and the reason."""
 T = TypeVar("T")
 
 _MIB = 2**20
@@ -294,7 +292,7 @@ class Wanted:
         return weights + caches + states + checkpoints + sum(map(model_bytes, headers)) + self.window
 
 
-def fit(wanted: Wanted, hardware: Hardware, taken: Counter[str]) -> Choice:
+def fit(wanted: Wanted, hardware: Hardware, taken: Counter[str]) -> tuple[Hardware, str]:
     """Return how a model is loaded beside what is `taken` already, and why: with the layers on graphics cards that
     `hardware` asks for, or as many as fit. Its own bytes are added to `taken`. `EDGELLM_FIT=off` leaves out the check
     against the machine's memory. Raises MemoryShort: the model does not fit; says what would; InvalidOption: there is
@@ -340,7 +338,7 @@ def _on_cards(
     return _on_processor(wanted, hardware, taken, f"on the processor: on graphics cards it takes {short}")
 
 
-def _on_processor(wanted: Wanted, hardware: Hardware, taken: Counter[str], reason: str) -> Choice:
+def _on_processor(wanted: Wanted, hardware: Hardware, taken: Counter[str], reason: str) -> tuple[Hardware, str]:
     chosen, estimate = replace(hardware, gpu_layers=0), wanted.estimate(hardware)
     if estimate < _PLENTY * (free_memory() - taken["CPU"]):
         taken["CPU"] += estimate

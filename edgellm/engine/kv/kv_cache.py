@@ -132,7 +132,6 @@ class KVCache:
         self.recurrent = bool(lib.llama_model_is_recurrent(model.pointer) or lib.llama_model_is_hybrid(model.pointer))
         self.window = 0 if whole_window else max(0, int(lib.llama_model_n_swa(model.pointer)))
         self.snapshots = int(lib.llama_n_rs_seq(context.owned.pointer)) if self.recurrent else 0
-        self._by_position = not self.recurrent and not self.window
         self._sequences = [_Sequence() for _ in range(n_seq)]
 
     def close(self) -> None:
@@ -147,7 +146,7 @@ class KVCache:
     @property
     def plain(self) -> bool:
         """Return whether every rollback is exact, and takes no time."""
-        return self._by_position and self._trusted
+        return self._trusted and not self.recurrent and not self.window
 
     def clear(self, seq: int) -> int:
         """Empty a sequence; return its new length, 0."""

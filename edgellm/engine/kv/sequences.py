@@ -1,7 +1,5 @@
 """The sequences of a context: their ids, their keys and values in a cache, and those that are kept on disk."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,11 +81,11 @@ class SeqRows:
     embedded: Floats | None = None
 
     @classmethod
-    def of_embedded(cls, rows: Floats, seq: int = 0, outputs: int = 1) -> SeqRows:
+    def of_embedded(cls, rows: Floats, seq: int = 0, outputs: int = 1) -> "SeqRows":
         """Return embedding rows (n, n_embd) to append; their ids are `NO_ID`."""
         return cls(seq, np.full(len(rows), NO_ID, dtype=np.int32), outputs, rows)
 
-    def part(self, start: int, end: int, outputs: int) -> SeqRows:
+    def part(self, start: int, end: int, outputs: int) -> "SeqRows":
         """Return the rows from `start` up to before `end`."""
         return SeqRows(
             self.seq, self.ids[start:end], outputs, None if self.embedded is None else self.embedded[start:end]
@@ -138,10 +136,10 @@ class CachedSequences(ABC):
     """Sequences whose keys and values are in the cache of a native context: rolled back, copied, branched, kept on
     disk. Positions that a recurrent state or a sliding window has lost are read again before the next decode."""
 
-    speculator: Speculator | None = None
+    speculator: "Speculator | None" = None
     """The speculator that drafts from the states of these sequences."""
 
-    def __init__(self, model: Model, spec: OpenSpec, context: NativeContext, prompts: PromptCache | None) -> None:
+    def __init__(self, model: "Model", spec: "OpenSpec", context: "NativeContext", prompts: PromptCache | None) -> None:
         """Manage the cache of `context`. Raises ModelUnsupported: the model keeps none."""
         self.model, self.spec, self.native = model, spec, context
         self._cache = KVCache(

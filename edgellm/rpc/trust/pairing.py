@@ -161,11 +161,6 @@ class Exchange:
         """Return side A's last MAC, which says that A has checked B's confirmation."""
         return self._tag("A", b"done")
 
-    def check_done(self, mac: bytes) -> None:
-        """Check side A's last MAC. Raises PairingFailed if it is wrong."""
-        if not hmac.compare_digest(mac, self.done()):
-            raise PairingFailed(*_WRONG)
-
     def _statement(self, side: str, sealed: bytes) -> bytes:
         """Return the bytes that `side` signs: everything that both have seen, and its own words (name and rights)."""
         return _SIGNED[side] + self._transcript + hashlib.sha256(sealed).digest()
@@ -250,7 +245,8 @@ class PairingWindow:
                 confirmation, host = await _read(stream, "confirm"), caller_host(stream)
                 peer = _introduced(exchange, certificate, confirmation, self._introduction, host)
                 await _write(stream, _confirm(exchange, self._introduction))
-                exchange.check_done((await _read(stream, "done")).mac)
+                if not hmac.compare_digest((await _read(stream, "done")).mac, exchange.done()):
+                    raise PairingFailed(*_WRONG)
                 peer = await asyncio.to_thread(self._trust.peers.add, peer)
         except (EdgeError, TimeoutError) as error:
             if exchange is not None:  # the guess was made

@@ -139,9 +139,8 @@ def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:
         raise errors.ModelNotFound("None of its servers has answered yet.", "Start one of them.")
     if not wanted and len(models) == 1:
         return models[0]
-    for model in models:
-        if model.name == wanted:
-            return model
+    if found := next((model for model in models if model.name == wanted), None):
+        return found
     named = ", ".join(model.name for model in models)
     what = f"It does not serve {wanted[:200]!r}, but {named}." if wanted else f"It serves several models: {named}."
     raise errors.ModelNotFound(what, "Name one of them.")
