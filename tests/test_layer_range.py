@@ -39,9 +39,6 @@ def test_people_count_from_1() -> None:
     assert str(LayerRange(3, 4)) == "4"
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "error",
     [

@@ -93,10 +93,6 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def modes(folder: Path) -> set[str]:
-    return {f"{stat.S_IMODE(path.lstat().st_mode):o}" for path in folder.rglob("*") if not path.is_symlink()}
-
-
 def test_everything_is_written_for_the_user_alone_whatever_the_umask(own_home: Path) -> None:
     before = os.umask(0)
     try:
@@ -104,7 +100,8 @@ def test_everything_is_written_for_the_user_alone_whatever_the_umask(own_home: P
         private_folder(data_dir() / "folder")
     finally:
         os.umask(before)
-    assert modes(own_home) == {"600", "700"}
+    modes = {f"{stat.S_IMODE(path.lstat().st_mode):o}" for path in own_home.rglob("*") if not path.is_symlink()}
+    assert modes == {"600", "700"}
 
 
 def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

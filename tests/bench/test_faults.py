@@ -33,9 +33,6 @@ def test_a_pair_that_says_something_else_is_found_out() -> None:
     assert figures_of([Outcome("none", 1.0, DEADLINE + 1, 0, back=False)])["none"]["late"] == 1
 
 
-# --- attacks from a browser -------------------------------------------------------------------------------------------
-
-
 @needs_browser
 def test_hostile_text_on_the_page_stays_text() -> None:
     assert browser.page_with_hostile_text(quick=True).wrong == ()
@@ -44,9 +41,6 @@ def test_hostile_text_on_the_page_stays_text() -> None:
 @needs_browser
 def test_pages_of_other_origins_read_nothing_and_begin_no_reply() -> None:
     assert browser.hostile_pages(quick=True).wrong == ()
-
-
-# --- a worker that is killed ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly

@@ -208,9 +208,6 @@ def test_every_option_has_a_variable_of_its_own() -> None:
     assert {"EDGELLM_CHAT_BUDGET", "EDGELLM_MESH_PLAN_TOKENS_OUT", "EDGELLM_CHAT_JSON"} <= set(variables)
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
 FETCH = "Fetch it with: edgellm pull qwen3:8b (5.0 GB, Qwen/Qwen3-8B-GGUF:Q4_K_M)"
 TRAINED = "was trained for 1024. Give a --ctx-size"
 GATEWAY = "serve --role verifier --no-http --upstream http://127.0.0.1:9 -m edgellm-draft"

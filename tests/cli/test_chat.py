@@ -82,9 +82,6 @@ def test_too_long_a_file_is_told_with_both_numbers_and_a_context_that_would_do(e
     edge(*words, *SHORT, "--ctx-size", advised[1]).told()
 
 
-# --- conversations ------------------------------------------------------------------------------------------------
-
-
 def said() -> list[tuple[str, str]]:
     return list(Conversations().latest().turns)
 
@@ -192,8 +189,6 @@ def test_history_is_shown_switched_limited_cleared(edge: Edge, kept: History, mo
     assert edge("history", "clear", "--yes") == Done(0, "", "deleted 2 replies\n")
     assert kept.recent() == []
 
-
-# --- the default pair ---------------------------------------------------------------------------------------------
 
 HELLO = ("chat", "Hello", "--max-tokens", "4", "--no-history")
 

@@ -198,9 +198,6 @@ def test_a_device_that_refuses_is_said_and_the_others_go_on(edge: Edge, stores: 
         edge("mesh", *words).told(says, code=1)
 
 
-# --- the timeline -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("begin", [0.96, 0.97, 0.975, 0.99])
 def test_a_short_computation_at_the_end_is_drawn(begin: float) -> None:
     end = begin + 0.001

@@ -231,9 +231,6 @@ def test_a_plan_has_the_options_that_it_depends_on_and_a_chat_uses_all(edge: Edg
     edge("chat", QUESTION, "--ctx-size", "verifier=256", "--gpu-layers", "all").told("finds none", code=2)
 
 
-# --- thoughts -----------------------------------------------------------------------------------------------------
-
-
 def test_the_meaning_of_options_for_thoughts() -> None:
     assert ThinkOptions().fields() == {"think": None, "template_args": {}}
     assert ThinkOptions("on", "low", ("a=true", "b=x=y", "c=", 'd="1"', "e=1")).fields() == {

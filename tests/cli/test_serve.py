@@ -238,8 +238,6 @@ def test_the_link_has_the_pages_key_and_a_folder_that_cannot_be_used_stops_no_se
     assert "The page stores no conversations" in capsys.readouterr().err
 
 
-# --- logs ---------------------------------------------------------------------------------------------------------
-
 SECRET, KEY = "xylophone", "k" * 40
 
 

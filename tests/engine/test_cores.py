@@ -143,16 +143,12 @@ def test_who_computed_when_the_last_decode_ended_is_expected_to_go_on_for_a_mome
         assert share_of(mine) == share
 
 
-def linked(file: Path) -> None:
-    file.symlink_to(file.with_name("precious"))
-
-
 def open_to_all(file: Path) -> None:
     file.touch()
     file.chmod(0o666)
 
 
-@pytest.mark.parametrize("spoil", [linked, open_to_all, None])
+@pytest.mark.parametrize("spoil", [lambda file: file.symlink_to(file.with_name("precious")), open_to_all, None])
 def test_a_file_others_could_lock_is_not_used(spoil: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "FOLDER", tmp_path)
     monkeypatch.setattr("edgellm.engine.native.available_threads", lambda: CORES)

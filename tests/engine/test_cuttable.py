@@ -129,9 +129,6 @@ def test_a_part_whose_layers_all_attend_to_everything_says_that_one_more_has_a_w
     assert check_cuttable(check_gguf(tmp_path / "part.gguf")) == 1
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -86,9 +86,6 @@ def test_what_llama_cpp_cannot_write_is_an_error(tmp_path: Path) -> None:
         requantise(source, tmp_path / "other.gguf", "Q8_0")
 
 
-# --- the other way round ----------------------------------------------------------------------------------------------
-
-
 def test_every_tensor_is_the_dequantised_one(draft_path: Path, f32_pair: tuple[Path, Path]) -> None:
     source, copy = read_gguf(draft_path), read_gguf(f32_pair[0])
     assert [t.name for t in source.tensors] == [t.name for t in copy.tensors]

@@ -282,10 +282,6 @@ def talkative(own: LLM, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> LLM:
     return own
 
 
-def secrets(peer: Peer) -> list[str]:
-    return [peer.name, str(peer.id), peer.id.short, "192.168.7.21", "fd00::7", "fe80::1", "10.0.0.9"]
-
-
 def test_without_a_key_no_path_names_a_device(talkative: LLM, peer: Peer) -> None:
     with serving(talkative, "edgellm-verifier") as server:
         ask = asker(server)
@@ -294,7 +290,8 @@ def test_without_a_key_no_path_names_a_device(talkative: LLM, peer: Peer) -> Non
             answers += ask("POST", "/v1/chat/completions", conversation(stream=stream)).body.decode()
         answers += ask("GET", "/health", headers={"Host": "evil.example"}).body.decode()
         assert "device 1" in answers
-        assert not [secret for secret in secrets(peer) if secret.casefold() in answers.casefold()]
+        secrets = [peer.name, str(peer.id), peer.id.short, "192.168.7.21", "fd00::7", "fe80::1", "10.0.0.9"]
+        assert not [secret for secret in secrets if secret.casefold() in answers.casefold()]
         assert ask("GET", "/status").json["devices"] == []
 
 

@@ -118,14 +118,14 @@ def test_an_error_mid_stream_has_openais_form() -> None:
         assert text == "It goes"
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)
         with pytest.raises(openai.APIError, match="verifier is gone"):
-            list(client.chat.completions.create(model="made-up", messages=_question(), stream=True))
+            list(
+                client.chat.completions.create(
+                    model="made-up", messages=[{"role": "user", "content": "?"}], stream=True
+                )
+            )
         whole = asker(server)("POST", "/v1/chat/completions", conversation())
         assert (whole.status, whole.error["code"]) == (503, "verifier_lost")
         assert int(whole.headers["retry-after"]) >= 1
-
-
-def _question() -> Any:
-    return [{"role": "user", "content": "?"}]
 
 
 def test_the_progress_of_a_long_prompt_is_streamed_to_who_asks(own: LLM) -> None:

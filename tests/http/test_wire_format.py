@@ -196,9 +196,6 @@ def test_the_status(ask: Ask, troubled: Ask) -> None:
     same(found, status | {"draft": "null", "devices": [device], "models": models, "plan": plan})
 
 
-# --- the description --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def described(f32_pair: tuple[Path, Path]) -> Iterator[Any]:
     """The description of a server whose replies are short."""

@@ -296,9 +296,6 @@ def test_what_the_package_exports() -> None:
         edgellm.nonsense  # noqa: B018
 
 
-# --- stopped while a prompt is read -----------------------------------------------------------------------------------
-
-
 LONG = "The red mug is on the shelf in the kitchen. " * 30 + "\n\nWhere is the red mug?"
 ABORTED = 2
 

@@ -38,10 +38,6 @@ def line(*came: tuple[int, int], stages: int = 1) -> StageQueue:
     return made
 
 
-def numbers(waiting: StageQueue, blocks: int = 1) -> list[int]:
-    return [entry.batch.number for entry in waiting.next(blocks)]
-
-
 @pytest.mark.parametrize(
     ("came", "go"),
     [
@@ -61,7 +57,7 @@ def numbers(waiting: StageQueue, blocks: int = 1) -> list[int]:
     ],
 )
 def test_who_goes_together(came: list[tuple[int, int]], go: list[int]) -> None:
-    assert numbers(line(*came)) == go
+    assert [entry.batch.number for entry in line(*came).next(1)] == go
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,6 @@ with socket.create_server(("127.0.0.1", 0)) as taken:
     assert (done.stdout, done.stderr) == ("taken\n", "")
 
 
-# --- messages ---------------------------------------------------------------------------------------------------------
-
-
 def test_committed_code_is_what_the_contract_generates(tmp_path: Path) -> None:
     for made in protos.generate(tmp_path):
         committed = protos.ROOT / made.relative_to(tmp_path)

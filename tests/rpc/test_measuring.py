@@ -23,7 +23,6 @@ from edgellm.rpc.discovery.peer_probe import dialable_addresses, uniform_failure
 from edgellm.rpc.layers import method
 from edgellm.rpc.measuring import DeviceFigures, measure, read_figures, request_link_measurement, write_figures
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.trust import Peer
 from edgellm.services.server import listener
 from edgellm.storage.layer_store import LayerStore
 from testkit.network.relay import Network, Relay
@@ -139,12 +138,9 @@ async def test_a_device_measures_its_line_to_another_that_both_know(
 # --- whom a device dials because another one asks ---------------------------------------------------------------------
 
 
-def met_at(tmp_path: Path, *places: str) -> Peer:
-    return replace(known(device(tmp_path), "desk"), addresses=tuple(map(Address.parse, places)))
-
-
 def test_a_device_is_dialled_where_it_is_known_to_be_and_nowhere_else(tmp_path: Path) -> None:
-    peer = met_at(tmp_path, "192.168.1.5:50151", "127.0.0.1:7", "desk.local:50151")
+    places = ("192.168.1.5:50151", "127.0.0.1:7", "desk.local:50151")
+    peer = replace(known(device(tmp_path), "desk"), addresses=tuple(map(Address.parse, places)))
     met = ["192.168.1.5:50151"]
     elsewhere = (
         "192.168.1.5:50151", "192.168.1.6:50151", "127.0.0.1:22", "[::1]:22", "[::ffff:127.0.0.1]:22",

@@ -198,11 +198,9 @@ def test_whatever_is_odd_in_a_certificate_is_one_error() -> None:
         with pytest.raises(NotPaired, match="damaged"):
             Certificate.of(made)
         with pytest.raises(NotPaired, match="damaged"):
-            Certificate.of_pem(x509_pem(made))
-
-
-def x509_pem(der: bytes) -> bytes:
-    return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE-----\n"
+            Certificate.of_pem(
+                b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(made) + b"-----END CERTIFICATE-----\n"
+            )
 
 
 shorts = st.builds(lambda digest: DeviceID(digest).short, st.binary(min_size=32, max_size=32))

@@ -111,9 +111,6 @@ def test_workers_tell_where_stages_of_a_whole_model_may_begin(architectures: Arc
             assert (able.begins, able.ends) == (begins, ends)
 
 
-# --- a reply in phases ------------------------------------------------------------------------------------------------
-
-
 SLOW = """\
 [[device]]
 name = "here"
@@ -130,10 +127,6 @@ latency_ms = 20
 QUESTION = "Where is the ladder, and who has the drill?"
 
 
-def _text(pair: LLM, words: ReplyOptions) -> list[int]:
-    return [token.id for token in pair.reply(QUESTION, words)]
-
-
 def _settle(mesh: Mesh, first: object) -> None:
     """Wait until the next pipeline has loaded and read what it was given, or has taken over from the `first` shares."""
     until(lambda: mesh.shares != first or ((coming := mesh.coming()) is not None and not coming.busy))
@@ -144,7 +137,7 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
     home.write_text(SLOW + SLOW.replace('"here"', '"laptop"'), encoding="utf-8")
     file, words = ModelFile.open(verifier_path), ReplyOptions(max_tokens=60, retrieval="off")
     with LLM.open(verifier_path) as whole:
-        expected = _text(whole, words)
+        expected = [token.id for token in whole.reply(QUESTION, words)]
     weights = WeightCache(WholeModel(file, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(weights, ANYWHERE) as worker:
         placed = place_described(file, read_fleet(home), Workload(20, 2000))
@@ -171,9 +164,6 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
     numbers = comparison(*report)
     assert numbers["moves"][0]["after_token"] == move.token
     assert numbers["planned_reply_s"] > numbers["planned_ttft_s"]
-
-
-# --- real weights -----------------------------------------------------------------------------------------------------
 
 
 try:  # before the tests have a home of their own

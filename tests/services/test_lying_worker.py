@@ -56,10 +56,6 @@ MIDDLE: dict[str, Lie] = {
 LAST: dict[str, Lie] = {"a token out of range": _tokens(10**6), "answers twice": lambda event: [event, event]}
 
 
-def _truth(event: Event) -> list[Event]:
-    return [event]
-
-
 EITHER = ("never loads", "works for ever")
 
 
@@ -77,7 +73,7 @@ class LyingStage(Stage):
             super()._remove(moving, event)
             return
         super()._remove(moving, None)
-        for lying in (MIDDLE | LAST).get(self.lie, _truth)(event):
+        for lying in (MIDDLE | LAST).get(self.lie, lambda event: [event])(event):
             self._post(lying)
 
     def _load(self) -> None:

@@ -234,9 +234,6 @@ def test_tls_is_used_wherever_it_must_be(tmp_path: Path, monkeypatch: pytest.Mon
     assert trust_for(met) is None
 
 
-# --- every call with every set of rights ------------------------------------------------------------------------------
-
-
 STREAM, UNARY = "stream_stream", "unary_unary"
 WORKER = (
     (HOLDS, UNARY, Right.COMPUTE), (WORK, STREAM, Right.COMPUTE), (CARRY, STREAM, Right.COMPUTE),

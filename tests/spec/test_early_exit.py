@@ -110,9 +110,6 @@ def test_whatever_prefixes_come_it_drafts_as_if_nothing_were_cached(
     drafter.close()
 
 
-# --- economy --------------------------------------------------------------------------------------------------------
-
-
 def test_rows_wait_and_then_go_through_the_deeper_layers_in_one_batch(
     parts: Parts, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,9 +131,6 @@ def test_rows_wait_and_then_go_through_the_deeper_layers_in_one_batch(
     assert drafter.propose(GenerationState(prefix), 3).exit_layers == (None,) * 3
     assert deeper[1:] == [4 + 5 + 1, 1, 1]  # all that had waited with the correction; nothing a second time
     drafter.close()
-
-
-# --- the rest -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("where", "name"), [("_context", "decode"), ("_upper", "decode_embeddings")])

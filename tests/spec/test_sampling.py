@@ -169,9 +169,6 @@ def rows_of(*tokens: int) -> np.ndarray:
     return np.eye(N_VOCAB, dtype=np.float32)[list(tokens)]
 
 
-# --- greedy ---------------------------------------------------------------------------------------------------------
-
-
 @given(wanted=st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=9), data=st.data())
 def test_greedy_accepts_up_to_the_first_difference(wanted: list[int], data: st.DataObject) -> None:
     drafted = [data.draw(st.sampled_from([token, (token + 1) % N_VOCAB])) for token in wanted[:-1]]
@@ -186,9 +183,6 @@ def test_greedy_refuses_a_broken_row() -> None:
     rows[1, 5] = np.nan
     with pytest.raises(EngineFailed):
         verify_greedy(ids(1), rows)
-
-
-# --- sampled --------------------------------------------------------------------------------------------------------
 
 
 @given(seed=st.integers(0, 10_000), drafted=st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=4))

@@ -64,9 +64,6 @@ def test_names_that_differ_in_case_alone_are_told_apart() -> None:
         assert choose("a/b", files, label).files == model.files
 
 
-# --- split models ---------------------------------------------------------------------------------------------------
-
-
 def test_a_model_that_lacks_a_part_is_not_chosen_and_said_to() -> None:
     left = {file: 0 for file in PARTS if "00002" not in file}
     assert choose("a/b", {**left, "tiny-q2_k.gguf": 0}, None).files == ("tiny-q2_k.gguf",)
@@ -147,9 +144,6 @@ def test_a_drafter_or_adapter_is_a_model_where_there_is_no_other(word: str) -> N
     assert labels(variants({drafter: 0})) == ["Q4_K_M"]
     assert choose("a/b", {drafter: 0, same: 0}, "Q4_K_M").files == (same,)
     assert choose("a/b", {"eagle3-Foo-Q4_K_M.gguf": 0, same: 0}, None).files == (same,)
-
-
-# --- memory ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

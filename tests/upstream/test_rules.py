@@ -76,11 +76,6 @@ def test_a_reply_by_a_rule_is_that_of_the_model_here(
         assert reply.summary.share_verified == 1.0
 
 
-def unlikely(engine: Engine, prompt: Ids, count: int) -> dict[int, float]:
-    """A bias that takes the likeliest tokens behind a prompt away, more than a server tells."""
-    return {token: -90.0 for token, _ in top(engine.rows(prompt.tolist(), 1)[0], count)}
-
-
 @pytest.mark.parametrize("way", ["vllm-score", "vllm-fan-out", "llama-server", "sglang-score"])
 @pytest.mark.parametrize("drawn", [{}, {"temperature": 0.8, "top_k": 8, "seed": 5}], ids=["greedy", "sampled"])
 def test_a_server_is_steered_where_its_likeliest_tokens_do_not_decide(
@@ -88,7 +83,8 @@ def test_a_server_is_steered_where_its_likeliest_tokens_do_not_decide(
 ) -> None:
     make, tier = WAYS[way]
     pair, server = open_pair(closing, make(engine), f32_pair[0], tier)
-    bias = unlikely(engine, here.prompt_ids(case(2)), 80)
+    likeliest = top(engine.rows(here.prompt_ids(case(2)).tolist(), 1)[0], 80)  # more than a server tells
+    bias = {token: -90.0 for token, _ in likeliest}
     before = len(server.requests)
     reply = pair.reply(case(2), budget=1.0, max_tokens=MOST, logit_bias=bias, **drawn)
     written = ids(reply)

@@ -116,10 +116,6 @@ def test_sampled_texts_are_distributed_as_the_verifiers(tier: Tier, name: str) -
     assert chi_square < limit
 
 
-def end_2(token: int) -> bool:
-    return token == 2
-
-
 @pytest.mark.parametrize(
     ("tier", "own", "draft", "accepted", "tokens"),
     [
@@ -140,7 +136,9 @@ def end_2(token: int) -> bool:
 def test_the_servers_own_tokens_are_compared_with_the_draft(
     tier: Tier, own: list[int], draft: list[int], accepted: int, tokens: list[int]
 ) -> None:
-    found = verdict(request([0], draft, GREEDY), reply(tier, [Row(token) for token in own]), SIZE, is_eog=end_2)
+    found = verdict(
+        request([0], draft, GREEDY), reply(tier, [Row(token) for token in own]), SIZE, is_eog=lambda token: token == 2
+    )
     assert (found.accepted, found.tokens.tolist()) == (accepted, tokens)
     assert found.passes == (len(own) if tier is Tier.CONTINUE else 1)
 

@@ -119,9 +119,6 @@ def test_the_key_is_taken_from_either_header(path: str) -> None:
             assert (answer.status, "not served here" in said(answer)) == (404, True)
 
 
-# --- Anthropic's ------------------------------------------------------------------------------------------------------
-
-
 ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "content": QUESTION}]}
 
 
