@@ -1,6 +1,7 @@
 """The code pair's files: one vocabulary, a profile that is theirs, and the verifier's own text on real code."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,24 @@ from edgellm.engine import Model
 from edgellm.llm import LLM
 from edgellm.llm.pair_stats import read_profile
 from edgellm.storage import fingerprint
+from models.code import stdlib
 from models.code.corpus import SIZE, TASKS, case_at, held_out
 from models.code.stdlib import Split, library
 from models.pairs import PAIRS
 from models.profile import prompts
 from testkit.gguf.changed import to_f32
 from testkit.questions import MOST, Question, questions
+
+
+@pytest.fixture(scope="module")
+def short_files_alone() -> Iterator[None]:
+    """The whole library takes seconds to parse."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stdlib, "LARGEST", 20_000)
+        library.cache_clear()
+        yield
+    library.cache_clear()
+
 
 pytestmark = pytest.mark.usefixtures("short_files_alone")
 

@@ -9,19 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.errors import InvalidOption
+from edgellm.spec.gates import profile as profiles
 from edgellm.spec.gates import rules
 from edgellm.spec.gates.fitting import Chunks, alpha_of, auc, build, evidence, fit, fit_policy, fit_rejection, follow
-from edgellm.spec.gates.profile import (
-    NAMES,
-    TOKENS,
-    FittedJudge,
-    Logistic,
-    Policy,
-    Profile,
-    ProfileTerms,
-    UnverifiedReplies,
-    WordWeights,
-)
+from edgellm.spec.gates.profile import NAMES, TOKENS, FittedJudge, Logistic, Policy, Profile, ProfileTerms
 from edgellm.spec.gates.prompt_difficulty import difficulty_of, fit_difficulty
 from edgellm.spec.gates.rules import HORIZON, BudgetController, BudgetGate, NeverGate, choose, judge_at, p_conf
 from edgellm.spec.gates.synera import ImportanceGate
@@ -41,7 +32,8 @@ def logistic(first: float, n: int, bias: float) -> Logistic:
 def profile(scores: object = None) -> Profile:
     scores = tuple(RNG.uniform(0, 0.5, 100).tolist()) if scores is None else tuple(np.asarray(scores).tolist())
     return Profile(
-        ProfileTerms("a", "b", 4, (1,), 50, 300), UnverifiedReplies(CONFIDENCE, IMPORTANCE, CONFIDENCE, (1.0, 2.0)),
+        ProfileTerms("a", "b", 4, (1,), 50, 300),
+        profiles.UnverifiedReplies(CONFIDENCE, IMPORTANCE, CONFIDENCE, (1.0, 2.0)),
         0.8, 0.8, (0.8, 0.7, 0.6, 0.5), logistic(1.0, len(NAMES), -1.0),
         (Policy(0.2, logistic(0.0, len(NAMES) + 1, 1.0), scores),), 0.01, 0.05,
         {"gate synera at 0.2": 0.6, "gate worth at 0.2": 0.7, "gate random at 0.2": 0.2, "gate confidence at 0.4": 0.5},
@@ -290,7 +282,7 @@ def test_each_prompt_is_predicted_by_the_others_alone(words: list[list[int]], se
 
 
 def test_no_estimate_is_beyond_those_of_the_profiled_prompts_and_an_unknown_prompt_is_as_usual() -> None:
-    loud = WordWeights(1.0, 0.5, 4.0, (HARD,), (99.0,))
+    loud = profiles.WordWeights(1.0, 0.5, 4.0, (HARD,), (99.0,))
     assert [difficulty_of(loud, np.array(prompt, dtype=np.int32)) for prompt in ([HARD], [EASY], [])] == [4.0, 1.0, 1.0]
     fitted, unseen = fit_difficulty([(), (), ()], np.array([1.0, 0.0, 2.0]))
     assert (fitted.usual, unseen.tolist()) == (1.0, [1.0, 1.0, 1.0])

@@ -93,12 +93,10 @@ UD = "UD-Q4_K_XL/Qwen3.8-Flash-Next-UD-Q4_K_XL-0000{}-of-00004.gguf"
     [
         (QWEN_7B, None, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "the default"),
         (QWEN_7B, "q4_k_m", "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "asked for"),
-        (QWEN_7B, "Q8_0", "qwen2.5-7b-instruct-q8_0-00001-of-00003.gguf", 3, "asked for"),
         (QWEN_7B, "fp16", "qwen2.5-7b-instruct-fp16-00001-of-00004.gguf", 4, "asked for"),
         (QWEN_7B, "q3_k_m", "qwen2.5-7b-instruct-q3_k_m.gguf", 1, "asked for"),
         (QWEN_7B, "q4", "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "the first of 2 that match"),
         (PHI_3, None, "Phi-3-mini-4k-instruct-q4.gguf", 1, "there is no Q4_K_M; this is the closest"),
-        (PHI_3, "q4", "Phi-3-mini-4k-instruct-q4.gguf", 1, "asked for"),
         (PHI_3, "fp16", "Phi-3-mini-4k-instruct-fp16.gguf", 1, "asked for"),
         (PHI_3, "F16", "Phi-3-mini-4k-instruct-fp16.gguf", 1, "asked for"),
         (QWEN_27B, None, "Qwen3.8-27B-UD-Q4_K_M.gguf", 1, "the default"),
@@ -110,7 +108,6 @@ UD = "UD-Q4_K_XL/Qwen3.8-Flash-Next-UD-Q4_K_XL-0000{}-of-00004.gguf"
         (GPT_OSS, None, "gpt-oss-120b-mxfp4-00001-of-00003.gguf", 3, "the only model there"),
         (GPT_OSS, "MXFP4", "gpt-oss-120b-mxfp4-00001-of-00003.gguf", 3, "asked for"),
         (DRAFTERS, None, "gemma-4-12b-it-Q8_0.gguf", 1, "the only model there"),
-        (DRAFTERS, "Q8_0", "gemma-4-12b-it-Q8_0.gguf", 1, "asked for"),
     ],
 )  # fmt: skip
 def test_the_right_model_of_a_real_repository(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows, common_prefix
+from testkit.cache_walk import walk
 from tests.conftest import Architectures
 
 N_CTX, ROWS = 320, 64
@@ -117,3 +118,13 @@ def test_snapshots_of_sequences_in_one_batch_are_trusted_where_they_are_right(
         rng = random.Random(4)
         seq = trap(context, rng)
         assert off(model, context, context.decode(ids(rng, 1), seq=seq), seq=seq) < NEAR
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "qwen35", "lfm2", "granitehybrid", "mamba2", "deepseek4"])
+def test_a_walk_finds_no_wrong_state(architectures: Architectures, name: str) -> None:
+    with Model.load(architectures(name), faults=()) as model:
+        found = walk(model, 150)
+    assert found.wrong == []
+    assert found.rows > 150
+    assert set(found.operations) == {"decode", "rollback", "draft", "branch", "copy", "batch", "clear"}
+    assert found.operations.total() == 150
