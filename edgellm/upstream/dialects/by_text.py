@@ -6,18 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgellm.upstream.dialects import read
 from edgellm.upstream.dialects.by_ids import PATH, takes_ids
-from edgellm.upstream.dialects.served import (
-    UnknownServer,
-    cached_tokens,
-    entries,
-    fields,
-    first_choice,
-    reply,
-    sampling_fields,
-    text,
-    whole,
-)
+from edgellm.upstream.dialects.served import UnknownServer, cached_tokens, reply, sampling_fields
 from edgellm.upstream.dialects.texts import TextUpstream, Written
 from edgellm.upstream.http_client import HttpAnswer, ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
@@ -73,18 +64,18 @@ class TextCompletionsUpstream(TextUpstream):
         return self._written(answer), reply(Tier.CONTINUE, (), answer, cached_tokens(answer))
 
     def _written(self, answer: HttpAnswer) -> Written:
-        choice, ids = first_choice(answer), None
+        choice, ids = read.first_choice(answer), None
         if self._form.names_ids:
-            content = entries(fields(choice.get("logprobs")).get("content"))
-            ids = tuple(whole(fields(one).get("id")) for one in content)
-        return Written(text(choice.get("text")), choice.get("finish_reason") == "stop", ids=ids)
+            content = read.entries(read.fields(choice.get("logprobs")).get("content"))
+            ids = tuple(read.whole(read.fields(one).get("id")) for one in content)
+        return Written(read.text(choice.get("text")), choice.get("finish_reason") == "stop", ids=ids)
 
     async def tokenize(self, text: str) -> Sequence[int] | None:
         if self._form.tokenizer is None:
             return None
         path, name, more = self._form.tokenizer
         found = await self._told(path, {name: text, **more}, "tokens")
-        return None if found is None else self._borders.without_begin(list(map(whole, entries(found))))
+        return None if found is None else self._borders.without_begin(list(map(read.whole, read.entries(found))))
 
 
 async def connect(server: UnknownServer) -> TextCompletionsUpstream | None:

@@ -6,19 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edgellm.upstream.dialects.served import (
-    UnknownServer,
-    Upstream,
-    entries,
-    fields,
-    maybe_count,
-    number,
-    raised,
-    reply,
-    seed_at,
-    whole,
-    with_tops,
-)
+from edgellm.upstream.dialects import read
+from edgellm.upstream.dialects.served import UnknownServer, Upstream, raised, reply, seed_at, with_tops
 from edgellm.upstream.rows import RowReply, RowRequest, Tier, Top
 
 _DRAWING = ("temperature", "top_k", "top_p")
@@ -35,7 +24,7 @@ class LlamaServerUpstream(Upstream):
         super().__init__(server, Tier.CONTINUE, "llama-server scores no drafts")
         template = props.get("chat_template")
         self.chat_template = template if isinstance(template, str) else ""
-        self.at_once = maybe_count(props.get("total_slots")) or None
+        self.at_once = read.maybe_count(props.get("total_slots")) or None
         self._end_of_turn = server.text.end_of_turn
 
     async def _rows(self, request: RowRequest) -> RowReply:
@@ -51,13 +40,13 @@ class LlamaServerUpstream(Upstream):
         if request.steering is not None:
             body["logit_bias"] = [list(pair) for pair in raised(request.steering).items()]
         answer = await self.client.post("/completion", body)
-        found = fields(answer.json)
-        tokens = [whole(token) for token in entries(found.get("tokens"))]
+        found = read.fields(answer.json)
+        tokens = [read.whole(token) for token in read.entries(found.get("tokens"))]
         if found.get("stop_type") == "eos" and self._end_of_turn is not None and not self._ends(tokens, request):
             tokens.append(self._end_of_turn)
-        timings = fields(found.get("timings") or {})
+        timings = read.fields(found.get("timings") or {})
         rows = with_tops(tokens, _tops(found) if request.top else ())
-        return reply(Tier.CONTINUE, rows, answer, maybe_count(timings.get("cache_n")), _seconds(timings))
+        return reply(Tier.CONTINUE, rows, answer, read.maybe_count(timings.get("cache_n")), _seconds(timings))
 
     def _ends(self, tokens: Sequence[int], request: RowRequest) -> bool:
         """Return whether the token that ended the text is among `tokens`, as only in some versions."""
@@ -66,17 +55,14 @@ class LlamaServerUpstream(Upstream):
 
 def _seconds(timings: Mapping[str, Any]) -> float | None:
     found = [timings.get(name) for name in ("prompt_ms", "predicted_ms")]
-    known = [number(one) for one in found if one is not None]
+    known = [read.number(one) for one in found if one is not None]
     return sum(known) / 1e3 if known and all(0.0 <= one < 1e7 for one in known) else None
 
 
 def _tops(found: Mapping[str, Any]) -> list[Top]:
-    said = [fields(one) for one in entries(found.get("completion_probabilities"))]
-    return [
-        tuple((whole(one.get("id")), number(one.get("logprob"))) for one in map(fields, entries(row["top_logprobs"])))
-        for row in said
-        if "top_logprobs" in row
-    ]
+    said = [read.fields(one) for one in read.entries(found.get("completion_probabilities"))]
+    likeliest = [map(read.fields, read.entries(row["top_logprobs"])) for row in said if "top_logprobs" in row]
+    return [tuple((read.whole(one.get("id")), read.number(one.get("logprob"))) for one in row) for row in likeliest]
 
 
 async def connect(server: UnknownServer) -> LlamaServerUpstream | None:
@@ -84,5 +70,5 @@ async def connect(server: UnknownServer) -> LlamaServerUpstream | None:
     props = await server.facts("/props")
     if "default_generation_settings" not in props:
         return None
-    length = maybe_count(fields(props["default_generation_settings"] or {}).get("n_ctx"))
+    length = read.maybe_count(read.fields(props["default_generation_settings"] or {}).get("n_ctx"))
     return LlamaServerUpstream(replace(server, positions=length or server.positions), props)

@@ -7,17 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from edgellm.engine.gguf.writer import MAX_TOKENIZER
-from edgellm.upstream.dialects.served import (
-    PROBE_SECONDS,
-    UnknownServer,
-    entries,
-    fields,
-    maybe_count,
-    number,
-    reply,
-    text,
-    whole,
-)
+from edgellm.upstream.dialects import read
+from edgellm.upstream.dialects.served import PROBE_SECONDS, UnknownServer, reply
 from edgellm.upstream.dialects.texts import TextUpstream, Written
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
@@ -40,8 +31,8 @@ class OllamaUpstream(TextUpstream):
             },
         }  # fmt: skip
         answer = await self.client.post("/api/generate", body)
-        found = fields(answer.json)
-        written = Written(text(found.get("response")), found.get("done_reason") == "stop", _pieces(found))
+        found = read.fields(answer.json)
+        written = Written(read.text(found.get("response")), found.get("done_reason") == "stop", _pieces(found))
         seconds = sum(_seconds(found.get(name)) for name in ("prompt_eval_duration", "eval_duration"))
         return written, reply(Tier.CONTINUE, (), answer, seconds=seconds or None)
 
@@ -56,7 +47,7 @@ class EdgellmUpstream(OllamaUpstream):
             "/api/show", {"model": self.name, "verbose": True}, PROBE_SECONDS, 2 * MAX_TOKENIZER
         )
         try:
-            return b64decode(text(fields(answer.json).get("edgellm_tokenizer") or ""), validate=True) or None
+            return b64decode(read.text(read.fields(answer.json).get("edgellm_tokenizer") or ""), validate=True) or None
         except ValueError:
             raise RowsUnusable("a tokenizer that is no base64") from None
 
@@ -66,16 +57,16 @@ def _pieces(found: Any) -> tuple[bytes, ...] | None:
     if not (said := found.get("logprobs")):
         return None
     pieces = []
-    for one in map(fields, entries(said)):
-        codes = [whole(code) for code in entries(one.get("bytes") or [])]
+    for one in map(read.fields, read.entries(said)):
+        codes = [read.whole(code) for code in read.entries(one.get("bytes") or [])]
         if any(not 0 <= code < 256 for code in codes):
             raise RowsUnusable("bytes that are none")
-        pieces.append(bytes(codes) or text(one.get("token")).encode())
+        pieces.append(bytes(codes) or read.text(one.get("token")).encode())
     return tuple(pieces)
 
 
 def _seconds(nanoseconds: Any) -> float:
-    found = 0.0 if nanoseconds is None else number(nanoseconds) / 1e9
+    found = 0.0 if nanoseconds is None else read.number(nanoseconds) / 1e9
     return found if 0.0 <= found < 1e4 else 0.0
 
 
@@ -91,7 +82,7 @@ async def connect(server: UnknownServer) -> OllamaUpstream | None:
     except ServerRefused as error:
         why = f"it refuses to complete a text (status {error.status})"
         raise server.unusable(why, f"Use a newer version of {kind.dialect}, and a model that it can run.") from None
-    models = map(fields, entries(fields(running.json).get("models")))
+    models = map(read.fields, read.entries(read.fields(running.json).get("models")))
     mine = [one for one in models if server.model in (one.get("name"), one.get("model"))]
-    length = maybe_count(mine[0].get("context_length")) if mine else None
+    length = read.maybe_count(mine[0].get("context_length")) if mine else None
     return kind(replace(server, positions=length or server.positions))

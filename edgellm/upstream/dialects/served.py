@@ -1,62 +1,19 @@
-"""The common parts of all kinds of servers: their JSON, which may be anything, the list of models, and fields."""
+"""The common parts of all kinds of servers: the list of models, and fields of requests."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, VerifierLost
 from edgellm.spec.sampling import GOLDEN, Choice
 from edgellm.spec.types import Sampling
+from edgellm.upstream.dialects import read
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Steering, Tier, Top
-
-MAX_CONTEXT = 2**24
-T = TypeVar("T")
-
-
-def _read(found: Any, what: str, *kinds: type[T]) -> T:
-    """Return a value of one of these kinds. Raises RowsUnusable for another one."""
-    if type(found) not in kinds:
-        raise RowsUnusable(f"{str(found)[:40]!r} where {what} belongs")
-    value: T = found
-    return value
-
-
-def whole(found: Any) -> int:
-    """Return a whole number. Raises RowsUnusable where it is none, as do the next four."""
-    return _read(found, "a whole number", int)
-
-
-def number(found: Any) -> float:
-    return float(_read(found, "a number", float, int))
-
-
-def entries(found: Any) -> list[Any]:
-    return _read(found, "a list", list)
-
-
-def fields(found: Any) -> Mapping[str, Any]:
-    return _read(found, "an object", dict)
-
-
-def text(found: Any) -> str:
-    return _read(found, "a text", str)
-
-
-def maybe_count(found: Any) -> int | None:
-    """Return a number of tokens or milliseconds that a server may leave out; None for anything else."""
-    return found if type(found) is int and 0 <= found < MAX_CONTEXT else None
-
-
-def first_choice(answer: HttpAnswer) -> Mapping[str, Any]:
-    """Return the first completion of an answer by OpenAI's API. Raises RowsUnusable where there is none."""
-    if not (choices := entries(fields(answer.json).get("choices"))):
-        raise RowsUnusable("no choice")
-    return fields(choices[0])
 
 
 def seed_at(sampling: Sampling, position: int) -> int:
@@ -78,8 +35,8 @@ async def models_of(client: HttpClient) -> dict[str, Mapping[str, Any]]:
     """Return what a server tells of its models, by name. Raises VerifierLost, VerifierBusy as `HttpClient.get`."""
     with client.reading():
         answer = await client.get("/v1/models")
-        models = [fields(one) for one in entries(fields(answer.json).get("data"))]
-        return {text(one.get("id")): one for one in models}
+        models = [read.fields(one) for one in read.entries(read.fields(answer.json).get("data"))]
+        return {read.text(one.get("id")): one for one in models}
 
 
 async def served_model(client: HttpClient, wanted: str) -> tuple[str, Mapping[str, Any]]:
@@ -113,9 +70,9 @@ class UnknownServer:
     async def at(cls, client: HttpClient, text: Model, tier: Tier | None) -> Self:
         """Return the server of `client`, asked for its model. Raises as `served_model`."""
         name, told = await served_model(client, client.url.model)
-        meta = fields(told.get("meta") or {})
+        meta = read.fields(told.get("meta") or {})
         lengths = told.get("max_model_len"), meta.get("n_ctx"), told.get("context_length")
-        positions = next(filter(None, map(maybe_count, lengths)), None)
+        positions = next(filter(None, map(read.maybe_count, lengths)), None)
         return cls(client, text, tier, name, str(told.get("owned_by") or "")[:40], positions)
 
     @property
@@ -207,12 +164,12 @@ class Upstream(ABC):
         """Return the text of `ids` by the server's tokenizer, if it takes ids and tells."""
         body = {"model": self.name, "tokens": list(ids), "skip_special_tokens": False}
         found = await self._told("/detokenize", body, self.decoded) if self.decoded else None
-        return None if found is None else text(found)
+        return None if found is None else read.text(found)
 
     async def _told(self, path: str, body: Mapping[str, Any], name: str) -> Any:
         """Return the field `name` of the answer at `path`; None where the server has no such path."""
         try:
-            return fields((await self.client.post(path, body)).json).get(name)
+            return read.fields((await self.client.post(path, body)).json).get(name)
         except ServerRefused as error:
             if error.status in (404, 405, 501):
                 return None
@@ -260,5 +217,5 @@ def reply(
 
 def cached_tokens(answer: HttpAnswer) -> int | None:
     """Return the cached tokens of prompts, None if the server does not report them."""
-    usage = fields(fields(answer.json).get("usage") or {})
-    return maybe_count(fields(usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
+    usage = read.fields(read.fields(answer.json).get("usage") or {})
+    return read.maybe_count(read.fields(usage.get("prompt_tokens_details") or {}).get("cached_tokens"))

@@ -9,19 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from edgellm.spec.types import Sampling
+from edgellm.upstream.dialects import read
 from edgellm.upstream.dialects.served import (
     PROBE_SECONDS,
     UnknownServer,
     Upstream,
-    entries,
-    fields,
-    maybe_count,
-    number,
     raised,
     reply,
     sampling_fields,
     scored,
-    whole,
     with_tops,
 )
 from edgellm.upstream.http_client import ServerRefused
@@ -47,13 +43,13 @@ class SglangUpstream(Upstream):
         drafted = len(request.draft)
         body = _body(request.prompts[-1], 1, request.sampling, 0.0, max(1, request.top))
         answer = await self.client.post(_PATH, body | {"logprob_start_len": len(request.prefix) - 1})
-        said = fields(fields(answer.json).get("meta_info"))
-        found = entries(said.get("input_top_logprobs")) if drafted else []
+        said = read.fields(read.fields(answer.json).get("meta_info"))
+        found = read.entries(said.get("input_top_logprobs")) if drafted else []
         if len(found) < drafted:
             raise RowsUnusable(f"{len(found)} rows for {drafted} drafted tokens")
         rows = [scored(_top(row)) for row in found[len(found) - drafted :]]
         rows += _written(answer.json, 1)[:1]
-        return reply(Tier.SCORE, rows, answer, maybe_count(said.get("cached_tokens")))
+        return reply(Tier.SCORE, rows, answer, read.maybe_count(said.get("cached_tokens")))
 
     async def _fan_out(self, request: RowRequest) -> RowReply:
         temperature = 0.0 if request.decisive else request.sampling.temperature
@@ -61,20 +57,20 @@ class SglangUpstream(Upstream):
         if request.steering is not None:
             body["sampling_params"]["logit_bias"] = {str(token): by for token, by in raised(request.steering).items()}
         answer = await self.client.post(_PATH, body)
-        found = entries(answer.json)
+        found = read.entries(answer.json)
         if len(found) != len(request.prompts):
             raise RowsUnusable(f"{len(found)} answers to {len(request.prompts)} prompts")
         rows = [_written(one, request.top)[0] for one in found]
-        cached = maybe_count(fields(found[0].get("meta_info")).get("cached_tokens"))
+        cached = read.maybe_count(read.fields(found[0].get("meta_info")).get("cached_tokens"))
         return reply(request.fanned_out, rows, answer, cached)
 
     async def _continue(self, request: RowRequest) -> RowReply:
         sampling = request.drawing
         body = _body(request.prefix.tolist(), request.places, sampling, sampling.temperature, request.top)
         answer = await self.client.post(_PATH, body)
-        said = fields(fields(answer.json).get("meta_info"))
+        said = read.fields(read.fields(answer.json).get("meta_info"))
         rows = _written(answer.json, request.top)
-        return reply(Tier.CONTINUE, rows, answer, maybe_count(said.get("cached_tokens")))
+        return reply(Tier.CONTINUE, rows, answer, read.maybe_count(said.get("cached_tokens")))
 
 
 def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, top: int) -> dict[str, Any]:
@@ -87,21 +83,21 @@ def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, t
 
 def _written(found: Any, top: int) -> tuple[Row, ...]:
     """Return the rows of the written tokens. Raises RowsUnusable without tokens."""
-    said = fields(fields(found).get("meta_info"))
-    ids = [whole(token) for token in entries(found.get("output_ids"))]
-    end = fields(said.get("finish_reason") or {}).get("matched")
+    said = read.fields(read.fields(found).get("meta_info"))
+    ids = [read.whole(token) for token in read.entries(found.get("output_ids"))]
+    end = read.fields(said.get("finish_reason") or {}).get("matched")
     if type(end) is int and ids[-1:] != [end]:  # Some versions leave the end out.
         ids.append(end)
     if not ids:
         raise RowsUnusable("an answer without tokens")
-    return with_tops(ids, [_top(row) for row in entries(said.get("output_top_logprobs"))] if top else ())
+    return with_tops(ids, [_top(row) for row in read.entries(said.get("output_top_logprobs"))] if top else ())
 
 
 def _top(row: Any) -> Top:
-    found = [entries(entry) for entry in entries(row)]
+    found = [read.entries(entry) for entry in read.entries(row)]
     if any(len(entry) < 2 for entry in found):
         raise RowsUnusable("a row whose entries are no pairs")
-    return tuple((whole(entry[1]), number(entry[0])) for entry in found)
+    return tuple((read.whole(entry[1]), read.number(entry[0])) for entry in found)
 
 
 async def connect(server: UnknownServer) -> SglangUpstream | None:
@@ -115,7 +111,7 @@ async def connect(server: UnknownServer) -> SglangUpstream | None:
     except ServerRefused as error:
         why = f"it refuses token ids (status {error.status})"
         raise server.unusable(why, "Use a newer version of SGLang there.") from None
-    rows = entries(fields(fields(answer.json).get("meta_info")).get("input_top_logprobs"))
+    rows = read.entries(read.fields(read.fields(answer.json).get("meta_info")).get("input_top_logprobs"))
     _written(answer.json, 1)
     if rows and rows[-1] is not None:
         return SglangUpstream(server, *server.way(Tier.SCORE, "it scores a chunk in one pass and keeps the prompt"))

@@ -11,20 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgellm.upstream.dialects import read
 from edgellm.upstream.dialects.by_ids import CompletionsUpstream, named, takes_ids
 from edgellm.upstream.dialects.served import (
     NEUTRAL,
     PROBE_SECONDS,
     UnknownServer,
     cached_tokens,
-    entries,
-    fields,
-    first_choice,
-    number,
     reply,
     sampling_fields,
     scored,
-    whole,
 )
 from edgellm.upstream.http_client import HttpAnswer, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
@@ -102,9 +98,9 @@ def _scored(answer: HttpAnswer, ids: list[int], drafted: int) -> tuple[Row, ...]
 
     Some versions answer with a row for each token, others with computed rows alone: both end with the last token.
     """
-    choice = first_choice(answer)
-    given = fields(answer.json).get("prompt_logprobs")
-    prompt = entries(choice.get("prompt_logprobs") if given is None else given)
+    choice = read.first_choice(answer)
+    given = read.fields(answer.json).get("prompt_logprobs")
+    prompt = read.entries(choice.get("prompt_logprobs") if given is None else given)
     if len(prompt) < drafted or any(row is None for row in prompt[-drafted:]):
         return None
     rows = []
@@ -113,23 +109,23 @@ def _scored(answer: HttpAnswer, ids: list[int], drafted: int) -> tuple[Row, ...]
         if token not in ranked:
             raise RowsUnusable(f"a row without its own token {token}")
         rows.append(scored(top))
-    own = [whole(token) for token in entries(choice.get("token_ids"))]
+    own = [read.whole(token) for token in read.entries(choice.get("token_ids"))]
     if len(own) != 1:
         raise RowsUnusable(f"{len(own)} tokens instead of 1")
-    content = entries(fields(choice.get("logprobs")).get("content"))
-    found = [fields(one) for one in entries(fields(content[0]).get("top_logprobs"))] if content else []
-    return (*rows, Row(own[0], tuple((_id(one), number(one.get("logprob"))) for one in found)))
+    content = read.entries(read.fields(choice.get("logprobs")).get("content"))
+    found = [read.fields(one) for one in read.entries(read.fields(content[0]).get("top_logprobs"))] if content else []
+    return (*rows, Row(own[0], tuple((_id(one), read.number(one.get("logprob"))) for one in found)))
 
 
 def _id(entry: Mapping[str, Any]) -> int:
     """Return the token of an entry, which some versions name as in chats, some by its id."""
-    return whole(entry["token_id"]) if "token_id" in entry else named(entry.get("token"))
+    return read.whole(entry["token_id"]) if "token_id" in entry else named(entry.get("token"))
 
 
 def _prompt_top(row: Any) -> tuple[Top, set[int]]:
     """Return the likeliest tokens of a row of the prompt, and all its tokens, the prompt's own included."""
-    said = {named(name): fields(entry) for name, entry in fields(row).items()}
-    found = sorted((whole(one.get("rank")), token, number(one.get("logprob"))) for token, one in said.items())
+    said = {named(name): read.fields(entry) for name, entry in read.fields(row).items()}
+    found = sorted((read.whole(one.get("rank")), token, read.number(one.get("logprob"))) for token, one in said.items())
     likeliest = [entry for place, entry in enumerate(found) if entry[0] <= place + 1]  # Ranks have no gap.
     return tuple((token, logprob) for _, token, logprob in likeliest), set(said)
 
@@ -160,7 +156,7 @@ async def _scores(server: UnknownServer, top: int) -> bool | None:
         answer = await server.client.post(GENERATE, body, PROBE_SECONDS)
         if _scored(answer, ids, 1) is None:
             return None
-        usage = fields(fields(answer.json).get("usage") or {})
+        usage = read.fields(read.fields(answer.json).get("usage") or {})
     except (ServerRefused, RowsUnusable):
         return None
     return usage.get("prompt_tokens_details") is not None
