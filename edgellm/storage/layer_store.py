@@ -30,21 +30,9 @@ from edgellm.engine import ModelFile
 from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreFull, size
 from edgellm.layer_range import LayerRange
 from edgellm.state import MONTH, from_json, hold_lock, private_folder, read_cached, write_state
+from edgellm.storage import layer_pieces
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.storage.layer_pieces import (
-    IncomingPiece,
-    LayerPiece,
-    Manifest,
-    cut_piece,
-    describe_pieces,
-    hold_in_use,
-    known_pieces,
-    mark_used,
-    remember_hashes,
-    remove_unused,
-    storage_errors,
-    try_early,
-)
+from edgellm.storage.layer_pieces import IncomingPiece, LayerPiece, Manifest
 from edgellm.system import cache_dir
 
 OWN, CUT = "here", "cut"
@@ -171,9 +159,9 @@ class LayerStore:
             paths = []
             for piece in pieces:
                 path = self._whole(piece.sha256)
-                if self.find(piece) is None or not stack.enter_context(hold_in_use(path)):
+                if self.find(piece) is None or not stack.enter_context(layer_pieces.hold_in_use(path)):
                     raise LayersMissing(f"{str(piece).capitalize()} is not on this device.", _DEPLOY)
-                mark_used(path)
+                layer_pieces.mark_used(path)
                 paths.append(path)
             yield paths
 
@@ -223,7 +211,7 @@ class LayerStore:
                         self._partial(piece, owner).touch(mode=0o600)
                     else:
                         self._partial(piece, owner).unlink(missing_ok=True)
-                        mark_used(self._whole(piece.sha256))
+                        layer_pieces.mark_used(self._whole(piece.sha256))
             yield lambda piece: IncomingPiece(self._partial(piece, owner), self._whole(piece.sha256), piece)
 
     def cut(self, model: ModelFile, layers: LayerRange, size: int) -> LayerPiece:
@@ -231,28 +219,28 @@ class LayerStore:
         Raise StoreFull or DiskFull without room, and the errors of `edgellm.engine.cut`."""
         digest, temporary = hashlib.sha256(), self._pieces / "cut.half"
         with self._exclusive(CUT):
-            for known in known_pieces(fingerprint(model.path)):
+            for known in layer_pieces.known_pieces(fingerprint(model.path)):
                 if known.layers == layers and self.find(known) is not None:  # another process was faster
                     return known
             with self._locked():
                 self._make_room(size, size, f"{layers.named} of {model.path.name}", CUT)
             try:
-                with storage_errors(self.root), os.fdopen(os.open(temporary, _WRITE, 0o600), "wb") as file:
-                    for portion in cut_piece(model, layers):
+                with layer_pieces.storage_errors(self.root), os.fdopen(os.open(temporary, _WRITE, 0o600), "wb") as file:
+                    for portion in layer_pieces.cut_piece(model, layers):
                         file.write(portion)
                         digest.update(portion)
                     file.flush()
                     os.fsync(file.fileno())  # a whole piece is never checked against its hash again
                     piece = LayerPiece(layers.start, layers.last, file.tell(), digest.hexdigest())
-                manifest = describe_pieces(model, [piece])
+                manifest = layer_pieces.describe_pieces(model, [piece])
                 with self._locked():
                     self._record(CUT, manifest, [piece])
-                    mark_used(temporary)
+                    layer_pieces.mark_used(temporary)
                     temporary.replace(self._whole(piece.sha256))
             finally:
                 temporary.unlink(missing_ok=True)
-            remember_hashes(manifest)
-        try_early(self._whole(piece.sha256))
+            layer_pieces.remember_hashes(manifest)
+        layer_pieces.try_early(self._whole(piece.sha256))
         return piece
 
     def _make_room(self, more: int, disk: int, what: str, owner: str, wanted: Collection[str] = ()) -> None:
@@ -270,7 +258,7 @@ class LayerStore:
                 break
             others = ({file.owner} if file.owner else owners.get(file.sha256, set())) - {owner, CUT}
             protected = file.sha256 in wanted or (others and file.used > recent)
-            if not protected and (file.owner or remove_unused(file.path, only_look=True)):
+            if not protected and (file.owner or layer_pieces.remove_unused(file.path, only_look=True)):
                 removable.append(file)
                 over, short = over - file.size, short - file.size_on_disk
         if over > 0:
@@ -285,7 +273,7 @@ class LayerStore:
                 "Free some space there; what has arrived is kept.",
             )
         for file in removable:
-            remove_unused(file.path)
+            layer_pieces.remove_unused(file.path)
 
     def clean(self, fingerprint: str | None = None, owner: str | None = None) -> CleanResult:
         """Remove everything that is not in use; with a `fingerprint`, only that model's pieces; with an `owner`, only
@@ -305,7 +293,7 @@ class LayerStore:
                 if (fingerprint is None and owner is None) or file.sha256 in hashes - shared
                 or (file.sha256 in hashes and file.owner and owner in (None, file.owner))
             ]  # fmt: skip
-            removed = [file for file in files if remove_unused(file.path)]
+            removed = [file for file in files if layer_pieces.remove_unused(file.path)]
             in_use = {file.sha256 for file in files} & {file.sha256 for file in self._files()}
             self._write([*others, *_reduced(selected, in_use - shared if owner else in_use)])
         return CleanResult(len(removed), sum(file.size for file in removed), len(files) - len(removed))
@@ -353,7 +341,7 @@ class LayerStore:
         """Lock out other processes that upload or remove pieces for `owner`, or for any owner without one. For CUT,
         wait until the others are done. Raise StoreBusy if another process does so already."""
         with ExitStack() as held:
-            with storage_errors(self.root):
+            with layer_pieces.storage_errors(self.root):
                 private_folder(self.root)
                 private_folder(self._pieces)
                 for path in [self.root / f"{owner}.lock"] if owner else sorted(self.root.glob("*.lock")):
@@ -362,7 +350,7 @@ class LayerStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with storage_errors(self.root), hold_lock(self.root / "lock"):
+        with layer_pieces.storage_errors(self.root), hold_lock(self.root / "lock"):
             yield
 
 
@@ -379,7 +367,7 @@ def cut_layers(
             if store.find(piece) is None:
                 with receive(piece) as incoming:
                     incoming.restart()
-                    for portion in cut_piece(model, piece.layers):
+                    for portion in layer_pieces.cut_piece(model, piece.layers):
                         incoming.append(portion)
                     incoming.finish()
             done(piece)

@@ -15,7 +15,7 @@ from edgellm.engine.trial.probe import LoadTrial, Probe
 from edgellm.errors import LayersMissing, LayersRefused, ModelCorrupt, StoreBusy, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.state import MONTH
-from edgellm.storage import layer_store as layers
+from edgellm.storage import layer_pieces
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, known_pieces
 from edgellm.storage.layer_store import CUT, MAX_MODELS, LayerStore
 from tests.storage.pieces import bytes_of, layerwise
@@ -150,7 +150,7 @@ def test_what_is_cut_is_what_others_are_sent(draft_path: Path, tmp_path: Path, m
     assert cut(store, draft_path, 2) == piece
     assert (store.find(piece), store.size) == (store.root / "pieces" / f"{piece.sha256}.gguf", piece.size)
     assert [(held.owner, held.pieces) for held in store.models()] == [(CUT, (piece,))]
-    monkeypatch.setattr(layers, "cut_piece", None)
+    monkeypatch.setattr(layer_pieces, "cut_piece", None)
     assert cut(store, draft_path, 2) == piece, "it is there, and not cut again"
     assert bring(store, draft_path, 2, X) == piece, "nor sent"
     assert store.clean(owner=X).pieces == 0, "it is not only theirs"
@@ -206,7 +206,7 @@ def test_one_that_fails_leaves_nothing(draft_path: Path, tmp_path: Path, monkeyp
         raise ModelCorrupt("The file ends within a tensor.", "Leave it alone.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(layers, "cut_piece", shorter)
+        patch.setattr(layer_pieces, "cut_piece", shorter)
         with pytest.raises(ModelCorrupt):
             cut(store, draft_path, 1)
     assert list((store.root / "pieces").iterdir()) == []
