@@ -19,8 +19,7 @@ from edgellm.services.server.gateway_server import GatewayServer
 from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Token, Verdict
 from edgellm.upstream.gateway.backend import GatewayBackend, families
-from edgellm.upstream.gateway.opening import PoolOpening
-from edgellm.upstream.gateway.pool import PooledServer, ServerPool
+from edgellm.upstream.gateway.pool import PooledServer, PoolOpening, ServerPool
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
 from edgellm.verifier.scheduler import Answer, MissingPrefix

@@ -23,7 +23,7 @@ from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
 from edgellm.services.server.listener import Listening, ServerEvent
 from edgellm.spec.types import Token
 from edgellm.upstream.gateway.backend import families
-from edgellm.upstream.gateway.opening import PoolOpening
+from edgellm.upstream.gateway.pool import PoolOpening
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
 from testkit.retokenized import permuted, write

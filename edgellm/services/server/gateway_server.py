@@ -14,8 +14,7 @@ from edgellm.services.server.verification_service import VerifyingModel, tokeniz
 from edgellm.services.verification_codec import VerifierInfo
 from edgellm.spec.sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
-from edgellm.upstream.gateway.opening import PoolOpening
-from edgellm.upstream.gateway.pool import ServerPool
+from edgellm.upstream.gateway.pool import PoolOpening, ServerPool
 from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
