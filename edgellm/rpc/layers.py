@@ -39,7 +39,7 @@ from edgellm.storage.layer_store import CleanResult, HeldModel, StoreFacts
 
 M = TypeVar("M", bound=Message)
 
-WINDOW = 2**20  # most unacknowledged bytes in flight
+WINDOW = 2**20  # most unacknowledged bytes in flight, and of a portion
 FRAME = 2**18  # bytes of a portion that this side sends
 REPLY_SECONDS = 30.0  # the sender's wait for a reply or a heartbeat
 

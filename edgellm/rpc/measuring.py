@@ -19,7 +19,7 @@ from edgellm.rpc.trust.identity import DeviceID
 
 SECONDS = 0.8  # approximate time for each way
 _FRAME = 2**16
-_FIRST, _MOST = 2**18, 2**25  # bytes
+_FIRST, MOST_SENT = 2**18, 2**25  # bytes
 _ROUND_TRIPS = 9
 _ROUNDS = 5
 
@@ -97,7 +97,7 @@ async def _receive(call: Any, size: int) -> tuple[int, float]:
 
 
 def _round_size(size: int, taken: float) -> int:
-    return int(min(_MOST, max(_FIRST, SECONDS / _ROUNDS * size / max(taken, 1e-6))))
+    return int(min(MOST_SENT, max(_FIRST, SECONDS / _ROUNDS * size / max(taken, 1e-6))))
 
 
 def frame_sizes(size: int) -> list[int]:

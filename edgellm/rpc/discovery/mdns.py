@@ -23,8 +23,8 @@ from edgellm.rpc.discovery.interfaces import own_hosts
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.trust.identity import parse_short
 from edgellm.rpc.trust.pairing import NUMBERS
+from edgellm.rpc.trust.trust import MAX_ADDRESSES
 
-_MAX_ADDRESSES = 8
 _MAX_RESOLVED = 64  # names resolved in one search; flooding the network with more gains nothing
 
 
@@ -195,7 +195,7 @@ def parse_announcement(info: ServiceInfo, local: bool) -> Hint | None:
         instance = properties[b"i"].decode()
         int(instance, 16)
         hosts = [host for host in info.parsed_addresses(IPVersion.V4Only) if _is_usable_host(host, local)]
-        addresses = tuple(Address.of(host, info.port or 0) for host in hosts[:_MAX_ADDRESSES])
+        addresses = tuple(Address.of(host, info.port or 0) for host in hosts[:MAX_ADDRESSES])
     except (KeyError, ValueError, InvalidOption, EdgeError):
         return None
     return Hint(short, protocol, instance, addresses) if addresses and info.port and len(instance) == 16 else None

@@ -20,8 +20,8 @@ from edgellm.rpc.discovery.peer_probe import (
     is_local_caller,
     uniform_failure,
 )
-from edgellm.rpc.layers import CONTRACT, read_manifest, read_places, write_facts
-from edgellm.rpc.measuring import DeviceFigures, frame_sizes, measure_link, read_blocks, write_figures
+from edgellm.rpc.layers import CONTRACT, WINDOW, read_manifest, read_places, write_facts
+from edgellm.rpc.measuring import MOST_SENT, DeviceFigures, frame_sizes, measure_link, read_blocks, write_figures
 from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor, Method, connect_authenticated
@@ -31,10 +31,8 @@ from edgellm.services.server.listener import EventKind, Notify, Service, Stream,
 from edgellm.storage.layer_pieces import IncomingPiece
 from edgellm.storage.layer_store import OWN, LayerStore
 
-MAX_PORTION = 2**20
 SILENT_SECONDS = 60.0  # wait for a portion
 DRAIN_SECONDS = 5.0  # time for which a refused stream is still read
-_SENT_MOST = 2**26  # bytes for a measurement
 
 Measurer = Callable[[Blocks, float, Callable[[str], None]], DeviceFigures]
 """Measures this device with the given layers, unless its last figures are at most that many seconds old; reports its
@@ -139,10 +137,8 @@ class LayerService(Service):
                     f"Expected a portion of piece {index} at {incoming.size}, but received piece {portion.piece} at"
                     f" {portion.offset}.", SAME_VERSION
                 )  # fmt: skip
-            if not 0 < len(portion.data) <= MAX_PORTION:
-                raise ProtocolError(
-                    f"A portion has {len(portion.data)} bytes; {MAX_PORTION} are allowed.", SAME_VERSION
-                )
+            if not 0 < len(portion.data) <= WINDOW:
+                raise ProtocolError(f"A portion has {len(portion.data)} bytes; {WINDOW} are allowed.", SAME_VERSION)
             await in_thread(partial(incoming.append, portion.data))
             if incoming.size < incoming.piece.size:
                 await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size))
@@ -175,9 +171,9 @@ class LayerService(Service):
                 last = time.perf_counter()
                 first = first or last
                 received += len(frame.data)
-            elif frame.want > _SENT_MOST:
+            elif frame.want > MOST_SENT:
                 raise ProtocolError(
-                    f"A measurement of {frame.want} bytes is too large.", f"Ask for at most {_SENT_MOST}."
+                    f"A measurement of {frame.want} bytes is too large.", f"Ask for at most {MOST_SENT}."
                 )
             elif frame.want:
                 for size in frame_sizes(frame.want):
