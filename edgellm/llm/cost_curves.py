@@ -51,8 +51,8 @@ BANDWIDTH = 10e9
 """Assumed bytes of weights that a device reads in a second."""
 ROW_SHARE = 0.5
 """Assumed time of a further row, as a share of the first row's."""
-LINK_CURVE = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
-"""The cost curve of a verifier across a link: a round trip, beside which further rows are cheap."""
+LINK_CURVE = CostCurve(KNOTS, tuple(0.02 * (1.0 + ROW_SHARE * (rows - 1)) for rows in KNOTS))
+"""The cost curve of a verifier across a link, until its verdicts tell how long its passes take."""
 
 
 def estimated_curve(model: Model) -> CostCurve:

@@ -97,7 +97,7 @@ class _Sequence:
         first = self._judged(request)
         tokens, seconds, passes, logprobs = first.tokens.tolist(), first.seconds, 1, first.logprobs
         kept = request.draft.ids[: first.accepted]
-        while len(tokens) <= request.extra and not self._verifier.is_eog(tokens[-1]):
+        while first.accepted + len(tokens) <= request.extra and not self._verifier.is_eog(tokens[-1]):
             prefix = np.concatenate((request.prefix, kept, np.array(tokens, dtype=np.int32)))
             found = self._judged(replace(request, prefix=prefix, draft=NOTHING))
             tokens.append(int(found.tokens[0]))

@@ -139,7 +139,7 @@ def read_verify(
     if before == 0:
         refuse("A round has no token before the chunk.")
     # the verifier's last token is never decoded, so it needs no room
-    if before + len(message.chunk) + message.extra > bounds.context:
+    if before + max(len(message.chunk), message.extra) > bounds.context:
         raise ContextFull(
             f"{before} tokens, {len(message.chunk)} drafted and {message.extra} extra ones do not fit the verifier's"
             f" context of {bounds.context}.",
@@ -168,7 +168,7 @@ def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -
     """Return the verdict on `request`, without the bytes that it cost. Raises ProtocolError: it does not answer
     `request`."""
     drafted = len(request.draft)
-    if message.accepted > drafted or not 1 <= len(message.tokens) <= drafted - message.accepted + request.extra + 1:
+    if message.accepted > drafted or not 0 < len(message.tokens) <= max(drafted, request.extra) + 1 - message.accepted:
         refuse(
             f"A verdict accepts {message.accepted} of {drafted} drafted tokens and has {len(message.tokens)} tokens."
         )

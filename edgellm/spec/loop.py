@@ -87,11 +87,12 @@ class Verification:
 
     def verify(self, chunk: Chunk, ahead: Ahead) -> Verdict | None:
         """Return the verdict on `chunk`, or None if the verifier is unavailable; `ahead` drafts meanwhile. Without a
-        draft, extra tokens are asked for, as many as there is room for."""
+        draft model's draft, extra tokens are asked for, as many as there is room for."""
         session, state = self._session, self._state
         if session is None:
             return None
-        extra = 0 if len(chunk) else max(0, min(state.limits.extra, state.tokens_left - 1))
+        copied = chunk.retrieved or not len(chunk)
+        extra = max(0, min(state.limits.extra, state.tokens_left - 1)) if copied else 0
         try:
             read, self._prefill = self._prefill, None
             if read is not None and len(chunk):

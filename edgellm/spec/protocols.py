@@ -198,7 +198,7 @@ class VerifyRequest:
     position: int
     prefix: Ids
     draft: Chunk
-    extra: int = 0  # most tokens that are written after the verdict's own
+    extra: int = 0  # the verifier writes on until the verdict has so many tokens beside one, accepted ones included
     logprobs: int | None = None  # the verdict has those of its tokens, and of so many others at each place
     round: int = 0  # number of the request in its session
     tenant: Tenant = HERE
@@ -243,9 +243,10 @@ class Session:
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
         """Ask for a verdict on `chunk` after `prefix` (all tokens so far, prompt included, shape (n,)).
 
-        An empty chunk asks for the verifier's own next token; `extra` asks for up to that many further tokens written
-        by the verifier alone. An earlier verdict that is not there yet is given up. The future fails with VerifierLost
-        if the verifier is gone or makes no progress; the session stays usable, and `ready` says when to ask again.
+        An empty chunk asks for the verifier's own next token; with `extra` the verifier writes on alone, until the
+        verdict has that many tokens beside one, accepted ones included. An earlier verdict that is not there yet is
+        given up. The future fails with VerifierLost if the verifier is gone or makes no progress; the session stays
+        usable, and `ready` says when to ask again.
         """
         if self._pending is not None:
             self._pending.cancel()

@@ -142,7 +142,8 @@ class Judgement:
         bare = continues or (extra and ended)  # No token of the verifier follows the accepted tokens.
         if not bare:
             self.tokens.append(token)
-        needs_pass = continues or (len(self.tokens) <= request.extra and not ended and not is_eog(token))
+        written = self.accepted + len(self.tokens)
+        needs_pass = continues or (written <= request.extra and not ended and not is_eog(token))
         request.computed = start + min(accepted, drafted)
         if needs_pass or request.logprobs is not None:
             kept = chunk.ids[:accepted] if bare else np.append(chunk.ids[:accepted], np.int32(token))

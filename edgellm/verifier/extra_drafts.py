@@ -54,7 +54,7 @@ class ExtraDrafts:
 
     def draft(self, job: Job) -> Chunk:
         """Return a draft of up to all but the last of `job`'s remaining extra tokens; none if drafts do not pay."""
-        left, self._drafting = job.request.extra - len(job.tokens), 0.0
+        left, self._drafting = job.request.extra - job.accepted - len(job.tokens), 0.0
         if left < 1 or not self._choice.second():
             return NOTHING
         plain = self._choice.arms[0].pace

@@ -78,7 +78,7 @@ def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer
     remote = RemoteVerifier(server.address, server.model.vocabulary)
     session = remote.open(GenerationState(terms=VerdictTerms(2)))
     wrong = np.append(right[:3], right[:1]).astype(np.int32)
-    verdict = session.submit(prompt, Chunk(wrong), extra=2).result()
+    verdict = session.submit(prompt, Chunk(wrong), extra=5).result()
     session.close()
     remote.close()
     assert (verdict.accepted, verdict.tokens.tolist()) == (3, right[3:].tolist())

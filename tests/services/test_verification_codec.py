@@ -47,7 +47,8 @@ def test_a_verdict_arrives_as_it_was_sent(data: st.DataObject, marks: list[bool]
     draft = Chunk(ids=array([0] * len(marks)), retrieved=True)
     ask = sent(request(7, 0, array([1]), draft, 3, most))
     assert (ask.draft.retrieved, ask.logprobs) == (True, most)
-    accepted, own = data.draw(st.integers(0, min(3, len(marks)))), data.draw(st.lists(tokens, min_size=1, max_size=4))
+    accepted = data.draw(st.integers(0, min(3, len(marks))))
+    own = data.draw(st.lists(tokens, min_size=1, max_size=max(3, len(marks)) + 1 - accepted))
     places = st.builds(
         lambda one, ids, values: Logprobs(one, array(ids), np.array(values)),
         likely, st.lists(tokens, min_size=most, max_size=most), st.lists(likely, min_size=most, max_size=most),
@@ -98,7 +99,8 @@ def test_more_than_the_context_holds_is_said_with_the_numbers() -> None:
     with pytest.raises(ContextFull, match="context of 512"):
         read_verify(changed(position=510), BOUNDS, 0, GREEDY)
     with pytest.raises(ContextFull):
-        read_verify(changed(extra=510), BOUNDS, 0, GREEDY)
+        read_verify(changed(extra=511), BOUNDS, 0, GREEDY)
+    assert read_verify(changed(extra=510), BOUNDS, 0, GREEDY).extra == 510
     assert read_verify(changed(position=509), BOUNDS, 0, GREEDY).draft.ids.tolist() == [5]
 
 

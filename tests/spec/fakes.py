@@ -69,6 +69,7 @@ class FakeDrafter(Drafter):
     prefixes: list[Ids] = field(default_factory=list)
     closed: bool = False
     silent: bool = False
+    copies: bool = False
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         prefix, sampling = state.ids, state.sampling
@@ -81,7 +82,7 @@ class FakeDrafter(Drafter):
             found = distribution(self.logits(np.append(prefix, ids).astype(np.int32)), sampling)
             ids.append(draw(found, sampling.seed, len(prefix) + len(ids)))
         sure = np.full(len(ids), 0.5, dtype=np.float32)
-        return Chunk(np.array(ids, dtype=np.int32), sure, sure)
+        return Chunk(np.array(ids, dtype=np.int32), sure, sure, retrieved=self.copies)
 
     def close(self) -> None:
         self.closed = True
@@ -152,7 +153,7 @@ class FakeReply:
         rows = np.stack([verifier.logits(text[: n + i]) for i in range(len(chunk) + 1)])
         accepted, answer = judge(chunk.ids, rows, sampling, n)
         text, tokens = np.append(text[: n + accepted], answer).astype(np.int32), [answer]
-        while len(tokens) <= request.extra and tokens[-1] != EOG:
+        while accepted + len(tokens) <= request.extra and tokens[-1] != EOG:
             answer = judge(NO_IDS, verifier.logits(text)[None], sampling, len(text))[1]
             text, tokens = np.append(text, answer).astype(np.int32), [*tokens, answer]
         return Verdict(accepted, np.array(tokens, dtype=np.int32), 0.001, 10, 20, len(tokens))

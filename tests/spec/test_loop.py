@@ -35,6 +35,14 @@ def test_the_verifier_alone(extra: int) -> None:
     assert (summary.share_verified, summary.acceptance_rate) == (1.0, None)
 
 
+@pytest.mark.parametrize("copies", [True, False])
+def test_behind_a_copy_the_verifier_writes_on(copies: bool) -> None:
+    verifier = FakeVerifier(BIG)
+    events, _ = run(FakeDrafter(SMALL, copies=copies), verifier, extra=7)
+    assert ids(events) == alone(BIG, 30)
+    assert (verifier.sessions[0].asked <= 4) is copies
+
+
 def test_a_drafter_with_nothing_to_say_leaves_the_word_to_the_verifier() -> None:
     events, _ = run(FakeDrafter(SMALL, silent=True), FakeVerifier(BIG), NeverGate(), extra=7)
     assert ids(events) == alone(BIG, 30)

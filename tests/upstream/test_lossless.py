@@ -109,9 +109,10 @@ def test_sglang_is_asked_from_the_prefix_end_on(
     pair, server = open_pair(closing, dialect, f32_pair[0])
     ids(pair.reply(case(5), max_tokens=MOST, budget=1.0))
     prompt = len(pair.prompt_ids(case(5)))
-    scored = [body for path, body, _ in server.requests if path == "/generate" and len(body["input_ids"]) >= prompt]
+    asked = [body for path, body, _ in server.requests if path == "/generate" and len(body["input_ids"]) >= prompt]
+    scored = [body["logprob_start_len"] for body in asked if "logprob_start_len" in body]
     assert len(scored) > 2
-    assert all(body["logprob_start_len"] >= prompt - 1 for body in scored)
+    assert min(scored) >= prompt - 1
 
 
 def test_a_server_that_cannot_write_its_rows_is_soon_asked_without_them(

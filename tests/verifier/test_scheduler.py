@@ -382,6 +382,8 @@ def test_a_verdict_in_portions_is_the_verdict_at_once(
     chunk = Chunk(ids=draft, confidence=np.ones(length, np.float32), retrieved=copied)
     whole, parts = (judged(chunk, sizes, sampling, extra).verdict for sizes in ([length], portions))
     assert (parts.accepted, parts.tokens.tolist()) == (whole.accepted, whole.tokens.tolist())
+    if END not in (*draft[: whole.accepted], *whole.tokens):
+        assert whole.accepted + len(whole.tokens) == max(whole.accepted, extra) + 1
     assert [entry.own for entry in parts.logprobs] == [entry.own for entry in whole.logprobs]
     if copied:
         assert parts.plausible is not None

@@ -132,14 +132,13 @@ class DecodeCost:
         """Return the net cost of a draft with `accepted` tokens, in decodes without drafts."""
         return self.seconds(drafted, accepted + 1.0) / self.single - 1.0 - accepted
 
-    def observe(self, drafted: int | None, tokens: int, seconds: float) -> None:
-        """Learn from a decode with `drafted` tokens that brought `tokens` in `seconds`. `drafted` is None if
-        `seconds` is not the time of one decode."""
-        if drafted is None or tokens > drafted + 1:  # More tokens come from several decodes.
+    def observe(self, drafted: int, tokens: int, seconds: float) -> None:
+        """Learn from a decode with `drafted` tokens that brought `tokens` in `seconds`, 0 if unknown."""
+        if tokens > drafted + 1 or not seconds:  # More tokens come from several decodes.
             return
         expected = self._plain[drafted + 1] + min(tokens * self._plain_heads[1], self._plain_heads[drafted + 1])
         at = self._nearest[drafted]
-        self._ratios[at].append(log(max(seconds, 1e-9) / expected))
+        self._ratios[at].append(log(seconds / expected))
         self._tries[at] += 1
         self.decodes += 1
         if self._tries[at] < WITNESSES:

@@ -17,7 +17,7 @@ from math import ceil
 
 from edgellm.spec.drafting.acceptance import DECAY, ConfidenceAcceptance, EvidenceAcceptance
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve, DecodeCost
-from edgellm.spec.types import Chunk, Round, TryingCost
+from edgellm.spec.types import Chunk, Round, TryingCost, Verdict
 
 EXPLORATION = 0.004
 """Share of the time for tries of one source: with three sources, replies stay within 1.5 % of plain decoding."""
@@ -253,8 +253,15 @@ class DraftPolicy:
             return 0
         most = min(model.most, model.hope)
         left = model.allowance.left - (0.0 if self._linked else self._reading(model) / self.cost.single)
-        losses = ((n, self.cost.loss(n, 0) + n * model.token_seconds / self.cost.single) for n in range(most, 0, -1))
+        trip, single = self._round_trip, self.cost.single
+        losses = ((n, self.cost.loss(n, 0) + (n * model.token_seconds + trip) / single) for n in range(most, 0, -1))
         return next((n for n, loss in losses if loss <= left), 0)
+
+    @property
+    def _round_trip(self) -> float:
+        """Return the seconds of a plain round across a link beyond its passes, 0 while they are unknown."""
+        plain = self._plain
+        return max(0.0, plain.seconds - plain.tokens * self.cost.single) if self._linked else 0.0
 
     def _hoped(self, model: ModelArm) -> tuple[int, Arm]:
         """Return the best length of the model's drafts if they are as right as is known, or can be hoped, 0 if none
@@ -283,8 +290,10 @@ class DraftPolicy:
         return found
 
     def _gain(self, rounds: Arm) -> float:
-        """Return the tokens that rounds gain, less their seconds at the present price."""
-        return rounds.tokens - self.price * rounds.seconds
+        """Return the tokens that rounds gain, less their seconds at the present price: across a link at that of plain
+        rounds, as round trips take time that passes do not."""
+        price = 1.0 / self._plain.pace if self._linked and self._plain.tokens else self.price
+        return rounds.tokens - price * rounds.seconds
 
     def _copies(self, survives: Sequence[float], other: Arm | None) -> tuple[int, int]:
         """Return how many offered tokens to copy, and how many if the allowance covered them. A copy has to gain more
@@ -364,7 +373,10 @@ class DraftPolicy:
         if not first:  # The first round's time includes the prompt's.
             self._tokens = DECAY * self._tokens + tokens
             self._seconds = DECAY * self._seconds + turn.seconds
-            self.cost.observe(None if asked and self._linked else len(chunk), tokens, turn.waiting)
+            if self._linked:
+                self.cost.observe(len(chunk), verdict.accepted + 1, self._first_pass(chunk, verdict))
+            else:
+                self.cost.observe(len(chunk), tokens, turn.waiting)
             if asked and model is not None:
                 loss = (turn.seconds - tokens * self._without.pace) / self.cost.single
                 model.allowance.settle(loss)
@@ -375,6 +387,12 @@ class DraftPolicy:
                     self._plain.add(tokens, turn.seconds)
         if model is not None:
             model.observe(chunk, verdict.accepted, tokens, turn.seconds, first=first)
+
+    def _first_pass(self, chunk: Chunk, verdict: Verdict) -> float:
+        """Return the seconds of the pass over a chunk at a verifier across a link, which may write on, token by token;
+        0 if it does not say."""
+        mean = verdict.seconds / verdict.passes
+        return max(mean, verdict.seconds - (verdict.passes - 1) * self.cost.single) if len(chunk) else mean
 
     def settle(self, loss: float) -> None:
         """Account for a copy's `loss` in decodes, negative for a saving; also that of a refused copy."""

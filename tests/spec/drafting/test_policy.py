@@ -36,12 +36,15 @@ def policy(
 
 
 def told(
-    policy: DraftPolicy, drafted: int, tokens: int, seconds: float, *, copied: bool = True, drafting: float = 0.0
-) -> None:
-    """Tell of a round in which `tokens` were written, `drafting` seconds of which a model drafted."""
+    policy: DraftPolicy, drafted: int, tokens: int, seconds: float, *, copied: bool = True, drafting: float = 0.0,
+    passes: Sequence[float] = (),
+) -> None:  # fmt: skip
+    """Tell of a round in which `tokens` were written, `drafting` seconds of which a model drafted. A verifier across a
+    link tells the seconds of its `passes`, each of which but the first wrote a token."""
     ids = np.ones(drafted, dtype=np.int32)
     chunk = Chunk(ids, np.full(drafted, 0.9, np.float32), retrieved=copied and drafted > 0)
-    verdict = Verdict(tokens - 1, np.ones(1, dtype=np.int32))
+    written = len(passes) or 1
+    verdict = Verdict(tokens - written, np.ones(written, dtype=np.int32), sum(passes), passes=written)
     if drafting:
         policy.drafted(drafted, drafting)
     policy.observe(Round(0, chunk, Decision(True, ""), verdict, 0.0, drafting, seconds))
@@ -232,6 +235,20 @@ def test_across_a_link_drafts_are_expected_to_pay_until_both_ways_are_measured()
         assert asked[0]
         assert all(asked[-20:]) is used
         assert any(asked[-20:]) is used
+
+
+def test_copies_across_a_link_cost_what_passes_there_do() -> None:
+    """Without its draft, a round would have brought as many tokens."""
+    cheap = CostCurve(KNOTS, tuple(0.02 * (1.0 + 0.01 * (rows - 1)) for rows in KNOTS))
+    known = DraftPolicy(cheap)
+    known.begin(20, linked=True)
+    assert known.bid([0.5, 0.4, 0.3, 0.2], ROOM).copies
+    for _ in range(8):
+        told(known, 0, 8, 20.0 + 8.0, passes=[1.0] * 8)
+        told(known, 1, 8, 20.0 + 8.9, passes=[1.9] + [1.0] * 7)
+    assert known.cost.single == pytest.approx(1.0, rel=0.1)
+    assert known.cost.seconds(1, 1.0) == pytest.approx(1.9, rel=0.1)
+    assert not known.bid([0.5, 0.4, 0.3, 0.2], ROOM).copies
 
 
 def rounds_with(known: DraftPolicy, rounds: int, tokens: int, drafting: float) -> int:
