@@ -23,16 +23,14 @@ The aim is an interval above 0.985.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import exp, log, sqrt
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Literal
@@ -41,11 +39,10 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.engine import Model
 from edgellm.llm import LLM
-from edgellm.services.server.listener import Listening
-from edgellm.services.server.servers import VerifierOptions, serve_verifier
 from edgellm.spec.stats import Summary
 from testkit.gguf import random_model
 from testkit.processes.busy import busy
+from testkit.processes.verifier import VerifierProcess
 
 AIM = 0.985
 LEAST = 12  # replies of each side, at least
@@ -108,29 +105,6 @@ def by_token(pair: LLM, alone: LLM, prompt: str, tokens: int) -> tuple[float, fl
     return seconds[0], seconds[1]
 
 
-def serve(path: Path, threads: int, pipe: Connection) -> None:
-    """Serve a verifier until the pipe ends. The main function of a process."""
-    server = serve_verifier(path, Listening(port=0), VerifierOptions(2, 1024, threads))
-    pipe.send(server.address.port)
-    pipe.recv()
-    server.stop()
-
-
-@contextmanager
-def served(path: Path, threads: int) -> Iterator[str]:
-    """Yield the address of a verifier that another process serves."""
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=serve, args=(path, threads, there), daemon=True)
-    process.start()
-    try:
-        yield f"127.0.0.1:{here.recv()}"
-    finally:
-        here.send(None)
-        process.join(10)
-        process.kill()
-
-
 @contextmanager
 def both(draft: Path, verifier: Path | str, threads: int, *, pair_first: bool) -> Iterator[tuple[LLM, LLM]]:
     """Yield the pair and the verifier alone, opened in this order or the other."""
@@ -150,7 +124,12 @@ def measured(
 ) -> dict[str, Any]:
     """Return the ratios of plain decoding's seconds to ours of all replies, and the rest of a row."""
     ours, plain, together = Written(), Written(), list[tuple[float, float]]()
-    with served(verifier, threads) if door == "link" else nullcontext(verifier) as at:
+    with ExitStack() as stack:
+        at: Path | str = verifier
+        if door == "link":
+            process = stack.enter_context(closing(VerifierProcess(verifier, threads=threads)))
+            process.wait()
+            at = f"127.0.0.1:{process.port}"
         for part in (0.5, 1.0):
             with both(draft, at, threads, pair_first=part < 1.0) as (pair, alone):
                 sides = asked_here(pair, plain=False), asked_here(alone, plain=True)

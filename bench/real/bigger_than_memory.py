@@ -76,7 +76,7 @@ def replies(
             list(pair.reply(max(texts, key=len), max_tokens=2, **WAYS[way]))
             leave((1.0 - cold) * copy.stat().st_size)
             pair.wait_until_measured()
-            asks = ours(pair, {"max_tokens": tokens, "temperature": 0.0, **WAYS[way]})
+            asks = ours(pair, tokens, **WAYS[way])
             return [asks([Message("user", text)]) for text in texts]
 
 

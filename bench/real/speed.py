@@ -4,10 +4,12 @@ ASKED is Spec-Bench's file of questions, or a part of it; only first turns are a
 in each way, in an order that turns from question to question: edgellm's model alone (*alone*, what all others are
 compared with), with copies, by default with the draft model, and with the draft model in each round whether that pays
 or not; `llama_cpp.Llama`'s own loop; and llama-server of the same llama.cpp alone, with its two kinds of n-grams and
-with the same draft model. *length* is the mean acceptance length, tokens for each pass of the verifier. *times* are
-tokens a second of decoding over those of *alone*, of all tokens and seconds of a category, with an interval of 95 %
-(bootstrap over questions); *first* is the median time to the first token, in milliseconds, which says nothing of the
-ways with copies or the draft model alone: their prompt has been read for the way before.
+with the same draft model. With LINK, the verifier is on another device, behind a relay with a round trip of 20 ms and
+10 Mbit/s: asked token by token (what all others are compared with), as edgellm asks without a draft model, without and
+with copies; by default with the draft model, at a budget of 0.2, and the draft model alone. Each of edgellm's ways has
+a pair of its own, which knows no reply of another. *length* is the mean acceptance length, tokens for each pass of the
+verifier. *times* are tokens a second of decoding over those of the first way, of all tokens and seconds of a category,
+with an interval of 95 % (bootstrap over questions); *first* is the median time to the first token, in milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -32,12 +35,15 @@ from bench.upstream.alone import ask
 from edgellm.engine import Message
 from edgellm.engine.hardware import Hardware
 from edgellm.llm import LLM
+from edgellm.spec.loop import NoDrafter
 from edgellm.storage import resolve
 from testkit import free_port
+from testkit.network.relay import Network, Relay
+from testkit.processes.verifier import VerifierProcess
 
 N_CTX = 2_560
 """Tokens of a context: Spec-Bench's longest question has 1,600."""
-ALONE, ALL = "alone", "all"
+ALL = "all"
 SERVERS = {
     "llama-server": (),
     "its ngram-simple": ("--spec-type", "ngram-simple"),
@@ -49,21 +55,27 @@ Timed: TypeAlias = Callable[[Sequence[Message]], dict[str, float]]
 """Of a conversation: `tokens` behind the first and their `seconds`, `passes`, and milliseconds to the `first`."""
 
 
-def ours(pair: LLM, options: Mapping[str, Any]) -> Timed:
-    """Return how a reply of edgellm is timed."""
+def ours(pair: LLM, tokens: int, **options: Any) -> Timed:
+    """Return how greedy replies of edgellm are timed."""
 
     def timed(messages: Sequence[Message]) -> dict[str, float]:
-        reply = pair.reply(messages, **options)
+        reply = pair.reply(messages, max_tokens=tokens, temperature=0.0, **options)
         list(reply)
         said = reply.summary
-        tokens = (said.tokens_per_second or 0.0) * said.seconds_decoding
+        behind = (said.tokens_per_second or 0.0) * said.seconds_decoding
         passes = said.tokens * (said.verifier_passes_per_token or 1.0)
         return {
-            "tokens": tokens, "seconds": said.seconds_decoding, "length": said.tokens / passes if passes else 1.0,
+            "tokens": behind, "seconds": said.seconds_decoding, "length": said.tokens / passes if passes else 1.0,
             "first": said.ttft_ms or 0.0,
         }  # fmt: skip
 
     return timed
+
+
+def paired(stack: ExitStack, at: Path | str, threads: int, tokens: int, draft: Path | None, **options: Any) -> Timed:
+    """Open a pair whose verifier is `at` a path or an address, and return how its replies are timed."""
+    pair = LLM.open(draft, at, n_ctx=N_CTX, history=False, hardware=Hardware(threads=threads))
+    return ours(stack.enter_context(pair), tokens, **options)
 
 
 def python_loop(model: Any, tokens: int) -> Timed:
@@ -129,20 +141,17 @@ def llama_server(program: Path, model: Path, threads: int, options: Sequence[str
         process.wait()
 
 
-def opened(stack: ExitStack, verifier: Path, draft: Path, server: Path, threads: int, tokens: int) -> dict[str, Timed]:
+def opened(server: Path, stack: ExitStack, verifier: Path, draft: Path, threads: int, tokens: int) -> dict[str, Timed]:
     """Return all ways, opened, by name."""
     from llama_cpp import Llama  # after edgellm, which finds its library
 
-    greedy = {"max_tokens": tokens, "temperature": 0.0}
-    shared: dict[str, Any] = {"n_ctx": N_CTX, "history": False, "hardware": Hardware(threads=threads)}
-    alone = stack.enter_context(LLM.open(None, verifier, **shared))
-    pair = stack.enter_context(LLM.open(draft, verifier, **shared))
+    way = partial(paired, stack, verifier, threads, tokens)
     loop = Llama(str(verifier), n_ctx=N_CTX, n_threads=threads, n_threads_batch=threads, verbose=False)
     ways = {
-        ALONE: ours(alone, {**greedy, "retrieval": "off"}),
-        "copies": ours(alone, greedy),
-        "default": ours(pair, greedy),
-        "draft model": ours(pair, {**greedy, "retrieval": "off", "gate": "always", "gamma": 4}),
+        "alone": way(None, retrieval="off"),
+        "copies": way(None),
+        "default": way(draft),
+        "draft model": way(draft, retrieval="off", gate="always", gamma=4),
         "llama_cpp.Llama": python_loop(loop, tokens),
     }
     for name, options in SERVERS.items():
@@ -151,9 +160,25 @@ def opened(stack: ExitStack, verifier: Path, draft: Path, server: Path, threads:
     return ways
 
 
-def times(rows: Sequence[Mapping[str, Any]], way: str) -> tuple[float, float, float]:
-    """Return how many times the speed of the model alone a way has, with an interval of 95 %."""
-    found = np.array([[row[one][name] for one in (way, ALONE) for name in ("tokens", "seconds")] for row in rows])
+def across(stack: ExitStack, verifier: Path, draft: Path, threads: int, tokens: int) -> dict[str, Timed]:
+    """Return all ways with the verifier across a link, opened, by name, each with devices of its own."""
+    served = stack.enter_context(closing(VerifierProcess(verifier, threads=threads, context=N_CTX)))
+    served.wait()
+    relay = stack.enter_context(Relay(served.port, Network(megabits=10.0, round_trip=0.02)))
+    way = partial(paired, stack, f"127.0.0.1:{relay.port}", threads, tokens)
+    return {
+        "token by token": way(None, retrieval="off", drafter=NoDrafter()),
+        "without copies": way(None, retrieval="off"),
+        "with copies": way(None),
+        "default": way(draft),
+        "budget of 0.2": way(draft, budget=0.2),
+        "draft model alone": way(draft, gate="never", retrieval="off"),
+    }
+
+
+def times(rows: Sequence[Mapping[str, Any]], way: str, base: str) -> tuple[float, float, float]:
+    """Return how many times the speed of another way, `base`, a way has, with an interval of 95 %."""
+    found = np.array([[row[one][name] for one in (way, base) for name in ("tokens", "seconds")] for row in rows])
     return bootstrap(found, lambda means: (means[:, 0] / means[:, 1]) / (means[:, 2] / means[:, 3]))
 
 
@@ -166,7 +191,7 @@ def table(figures: Mapping[str, Any]) -> str:
         for way in figures["ways"]:
             tokens, seconds, length = (sum(row[way][name] for row in rows) for name in ("tokens", "seconds", "length"))
             first = float(np.median([row[way]["first"] for row in rows]))
-            faster, low, high = times(rows, way)
+            faster, low, high = times(rows, way, figures["ways"][0])
             lines.append(
                 f"  {way:18}{length / len(rows):8.2f}{tokens / seconds:10.0f}{faster:8.2f} ({low:.2f} to {high:.2f})"
                 f"{first:9.0f}"
@@ -183,12 +208,14 @@ def measure(
     tokens: Annotated[int, "of a reply, at most"] = 96,
     threads: int = 2,
     server: Annotated[Path | None, "llama-server; without it that of the prebuilt llama.cpp"] = None,
+    link: Annotated[bool, "the verifier is across a link"] = False,
 ) -> Iterator[Figures]:
     """Yield the figures after each question."""
     some = of_each(questions(asked), per, category)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        ways = opened(stack, resolve(verifier), resolve(draft), server or prebuilt(), threads, tokens)
+        files = resolve(verifier), resolve(draft)
+        ways = (across if link else partial(opened, server or prebuilt()))(stack, *files, threads, tokens)
         for timed in ways.values():
             timed([Message("user", "Count to thirty in words.")])  # the first reply measures decodes
         for number, question in enumerate(track(some, "questions")):

@@ -214,7 +214,7 @@ def opened(folder: Path, seed: int, prompts: int) -> Iterator[Scene]:
     served = PairedVerifierProcess(paths[1], folder / "host", SESSIONS)
     try:
         with Model.load(paths[0]) as small, FaultyRelay(served.port, seed) as relay:
-            remote = served.line(small.vocabulary, trust, relay.port)
+            remote = served.connect(small.vocabulary, trust, relay.port)
             opened = OpenedVerifier(remote, lambda: remote.info.model_hash)
             with LLM(small, small, opened, threads=1) as pair:
                 scene = Scene(served, relay, pair, remote, folder / "other", talks, alone)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,8 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgellm.engine import Model, Vocabulary
-from edgellm.errors import EdgeError, VerifierUnreachable
+from edgellm.engine import Vocabulary
+from edgellm.errors import EdgeError
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.listener import EventKind, Listening, ServerEvent
@@ -34,18 +35,19 @@ import sys
 from pathlib import Path
 from edgellm.services.server.listener import Listening
 from edgellm.services.server.servers import VerifierOptions, serve_verifier
-model, port, sessions, threads = sys.argv[1:]
-options = VerifierOptions(int(sessions), context=1024, threads=int(threads) or None)
+model, port, sessions, threads, context = sys.argv[1:]
+options = VerifierOptions(int(sessions), context=int(context), threads=int(threads) or None)
 serve_verifier(Path(model), Listening(port=int(port)), options).wait()
 """
+CONTEXT = 1024  # positions of a session
 
 
 class VerifierProcess:
     """A verifier's process at a port of its own, which can be killed or stopped, and started again."""
 
-    def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1) -> None:
+    def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1, context: int = CONTEXT) -> None:
         self.port = free_port()
-        words = map(str, (model, self.port, sessions, threads or 0))
+        words = map(str, (model, self.port, sessions, threads or 0, context))
         self._run = [sys.executable, "-c", _SERVE, *words]
         self._process = self._started()
 
@@ -67,19 +69,23 @@ class VerifierProcess:
         self._process.kill()
         self._process.wait()
 
-    def connect(self, model: Model) -> RemoteVerifier:
-        """Return a device's connection to it, once it is up. Raise VerifierUnreachable after a minute."""
+    def wait(self) -> None:
+        """Wait until it listens."""
+        while True:
+            with suppress(ConnectionError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+            time.sleep(0.05)
+
+    def connect(self, vocabulary: Vocabulary, trust: Trust | None = None, port: int | None = None) -> RemoteVerifier:
+        """Return a device's connection to it once it is up, through a relay's `port` if given."""
         end = time.monotonic() + 60
         while True:
             try:
-                return RemoteVerifier(f"127.0.0.1:{self.port}", model.vocabulary)
-            except VerifierUnreachable:
+                return RemoteVerifier(f"127.0.0.1:{port or self.port}", vocabulary, trust=trust)
+            except EdgeError:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.05)
-
-
-CONTEXT = 1024
 
 
 def acquaint(host: Path, devices: Sequence[Path]) -> list[Trust]:
@@ -132,17 +138,6 @@ class PairedVerifierProcess(VerifierProcess):
             for line in lines:
                 with suppress(ValueError):  # it was killed in the middle of a line
                     self.status = json.loads(line)
-
-    def line(self, vocabulary: Vocabulary, trust: Trust, port: int | None = None) -> RemoteVerifier:
-        """Return a paired device's connection to it once it is up, through a relay's `port` if given."""
-        end = time.monotonic() + 60
-        while True:
-            try:
-                return RemoteVerifier(f"127.0.0.1:{port or self.port}", vocabulary, trust=trust)
-            except EdgeError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.05)
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def process(retokenized: Retokenized, request: pytest.FixtureRequest) -> Iterato
     """The verifier of one of `PAIRS` in a process of its own."""
     _, verifier = retokenized(request.param)
     with closing(VerifierProcess(verifier)) as started, Model.load(verifier, TEXT_ONLY) as text:
-        started.connect(text).close()
+        started.connect(text.vocabulary).close()
         yield started
 
 

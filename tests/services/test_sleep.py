@@ -45,7 +45,7 @@ def test_a_reply_goes_on_when_its_verifier_is_back(
     process: VerifierProcess, exact: Model, prompt: Ids, alone: Alone, ends: bool
 ) -> None:
     wanted = alone(prompt, 8)
-    with closing(process.connect(exact)) as remote, closing(remote.open(GenerationState())) as session:
+    with closing(process.connect(exact.vocabulary)) as remote, closing(remote.open(GenerationState())) as session:
         text = prompt
         assert session.submit(text, Chunk()).result().tokens.tolist() == wanted[:1]
         process.hang()

@@ -112,7 +112,7 @@ def floods(quick: bool) -> Found:
         work = texts(model)
         with (
             closing(PairedVerifierProcess(path, homes[0], SESSIONS)) as served,
-            closing(served.line(model.vocabulary, trust)) as line,
+            closing(served.connect(model.vocabulary, trust)) as line,
         ):
             good = Good(line, work)
             good.ask(1.0)

@@ -39,8 +39,8 @@ def prefixes(quick: bool) -> Found:
         trusts = acquaint(homes[0], homes[1:])
         with (
             closing(PairedVerifierProcess(path, homes[0], 8)) as served,
-            closing(served.line(model.vocabulary, trusts[0])) as victim,
-            closing(served.line(model.vocabulary, trusts[1])) as spy,
+            closing(served.connect(model.vocabulary, trusts[0])) as victim,
+            closing(served.connect(model.vocabulary, trusts[1])) as spy,
         ):
             for _ in range(trials):
                 known, other = (rng.integers(300, 2000, LENGTH).astype(np.int32) for _ in range(2))
