@@ -26,7 +26,6 @@ from edgellm.cli.views.progress import Loading, activity
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import ContextFull, InvalidOption, PlanImpossible
 from edgellm.layer_range import HERE
-from edgellm.mesh import ENGINES, part_of
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import resolve
 
@@ -68,6 +67,7 @@ def plan(
     from edgellm.cli.views.mesh_view import print_rpc_plan, rpc_figures, say_context
     from edgellm.engine import ModelFile
     from edgellm.llm.mesh_llm import Workload, planned_positions
+    from edgellm.mesh import part_of
 
     described = asked.devices is not None or asked.preset is not None
     _check_hardware(ctx, home.engine, described=described, has_file=model is not None)
@@ -298,6 +298,7 @@ class Spread:
         the pair is all that is returned."""
         from edgellm.llm.mesh_llm import MeshOptions, open_mesh, place_described
         from edgellm.llm.model_loading import EngineConfig
+        from edgellm.mesh import part_of
         from edgellm.mesh.fleet_file import read_fleet
 
         stages, placed = None, None
@@ -323,6 +324,7 @@ class Spread:
         """Return a split, stages or a placement over RPC on the measured devices, and print why. Without other devices
         nothing is measured, and the split is this device."""
         from edgellm.engine.gguf.memory import text_layers
+        from edgellm.mesh import part_of
         from edgellm.mesh.placement import model_costs
 
         workers, over_rpc = find_home_workers(self.home.interface, self.home.peer), self.choice.over_rpc
@@ -345,6 +347,7 @@ class Spread:
 
     def _stages(self, survey: Survey, workload: Workload) -> Placement:
         from edgellm.llm.mesh_llm import place_stages
+        from edgellm.mesh import ENGINES, part_of
 
         try:
             placed = place_stages(self.file, survey, workload)

@@ -18,16 +18,14 @@ from edgellm.cli.views.console import Columns, emit_json, err, facts, format_age
 from edgellm.cli.views.progress import activity
 from edgellm.errors import InvalidOption, PairingFailed, ServerUnreachable, VerifierUnreachable, size
 from edgellm.rpc import DEFAULT_PORT, PAIRING_PORT
-from edgellm.rpc.address import Address
-from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.discovery.interfaces import chosen_hosts, listening, send_magic_packets
-from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, code_number, new_instance
-from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
-from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Code, Introduction, PairingWindow, join
-from edgellm.rpc.trust.trust import Peer, Peers, Phone, Right, Rights, Trust, checked_name
 
 if TYPE_CHECKING:
     from edgellm.http.running_servers import RunningServer
+    from edgellm.rpc.address import Address
+    from edgellm.rpc.discovery.mdns import Hint
+    from edgellm.rpc.discovery.peer_probe import ProbeResult
+    from edgellm.rpc.trust.pairing import Code, Introduction
+    from edgellm.rpc.trust.trust import Peer, Phone, Rights, Trust
 
 RIGHTS = {
     "verify": ("have drafts verified by {host}", "{host} then reads the prompts and replies of {guest}"),
@@ -49,6 +47,8 @@ WAKE_SECONDS = 120.0  # wait for a device that is woken up
 
 def read_grant(text: str) -> Rights:
     """Parse rights such as `verify,files`, `all` or `none`. Raise InvalidOption for a right that does not exist."""
+    from edgellm.rpc.trust.trust import Right
+
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     if words in (["none"], ["all"]):
         return frozenset(Right if words == ["all"] else ())
@@ -67,6 +67,11 @@ def pair(
     port: int = typer.Option(PAIRING_PORT, metavar="PORT"),
     as_json: bool = typer.Option(False, "--json"),
 ) -> None:
+    from edgellm.rpc.address import Address
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+    from edgellm.rpc.trust.pairing import Code, Introduction, join
+    from edgellm.rpc.trust.trust import Peer, Trust, checked_name
+
     rights, place, given = read_grant(grant), None, words or []
     own_name = checked_name(platform.node()[:40] or "a device" if name is None else name)
     if given and (":" in given[0] or "." in given[0]):
@@ -97,6 +102,9 @@ def pair(
 
 def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as_json: bool) -> Peer | Phone:
     from edgellm.cli.http_serving import show_phone_code
+    from edgellm.rpc.discovery.mdns import ServiceKind, announce, code_number, new_instance
+    from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Code, PairingWindow
+    from edgellm.rpc.trust.trust import Phone
 
     if not hosts:
         raise PairingFailed(
@@ -134,6 +142,7 @@ def _page_code() -> tuple[RunningServer, str, float] | None:
     """Return a server of this user whose page phones can reach, a code for one of them, and how many seconds it is
     valid; None without such a server."""
     from edgellm.http.running_servers import running_servers
+    from edgellm.rpc.address import Address
 
     for server in running_servers():
         with suppress(ServerUnreachable):
@@ -145,6 +154,10 @@ def _page_code() -> tuple[RunningServer, str, float] | None:
 
 
 def _find(code: Code, hosts: Sequence[str]) -> Address:
+    from edgellm.rpc.channel import run_in_network_loop
+    from edgellm.rpc.discovery.interfaces import listening
+    from edgellm.rpc.discovery.mdns import ServiceKind, browse
+
     def matching(found: Sequence[Hint]) -> list[Hint]:
         return [hint for hint in found if hint.number == code.number]
 
@@ -184,6 +197,8 @@ def _print_rights(title: str, rights: Iterable[str], host: str, guest: str) -> N
 
 
 def _entry_row(entry: Peer | Phone) -> dict[str, Any]:
+    from edgellm.rpc.trust.trust import Peer
+
     row: dict[str, Any] = {"name": entry.name, "id": str(entry.id), "short": entry.id.short}
     row |= {"paired": entry.paired.isoformat(), "last_seen": entry.seen.isoformat(), "there": False}
     if not isinstance(entry, Peer):
@@ -213,6 +228,8 @@ def peers(
     interface: Interfaces = None,
     as_json: AsJson = False,
 ) -> None:
+    from edgellm.rpc.trust.trust import Peer, Peers
+
     if action != "list":
         peer = _named(action, device, value)
         if action == "wake" and value is None and isinstance(peer, Peer):
@@ -227,6 +244,8 @@ def peers(
 
 def _named(action: Action, device: str | None, value: str | None) -> Peer | Phone:
     """Return what an action names. Raise InvalidOption where it is nothing, or the number of words is wrong."""
+    from edgellm.rpc.trust.trust import Peers
+
     example = f"For example: edgellm peers {_EXAMPLES[action]}"
     if device is None:
         raise InvalidOption(f"`peers {action}` needs a device.", example)
@@ -240,6 +259,10 @@ def _named(action: Action, device: str | None, value: str | None) -> Peer | Phon
 
 def _wake(peer: Peer, seconds: float, interface: list[str] | None, as_json: bool) -> None:
     """Send magic packets to a device until it answers. Raise VerifierUnreachable where it has not within `seconds`."""
+    from edgellm.rpc.discovery.interfaces import chosen_hosts, send_magic_packets
+    from edgellm.rpc.discovery.peer_probe import probe_peers
+    from edgellm.rpc.trust.trust import Trust
+
     trust, hosts, began = Trust.load(), chosen_hosts(interface or ()), monotonic()
     sent = send_magic_packets(peer.cards)
     if not sent:
@@ -267,6 +290,8 @@ def _wake(peer: Peer, seconds: float, interface: list[str] | None, as_json: bool
 
 
 def _change(action: Action, peer: Peer | Phone, value: str | None, as_json: bool) -> None:
+    from edgellm.rpc.trust.trust import Peer, Peers
+
     store = Peers()
     if action == "rm":
         store.remove(peer.id)
@@ -289,6 +314,10 @@ def _change(action: Action, peer: Peer | Phone, value: str | None, as_json: bool
 
 
 def _list(known: Sequence[Peer | Phone], interface: list[str] | None, ask: bool, as_json: bool) -> None:
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+    from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
+    from edgellm.rpc.trust.trust import Peer, Trust
+
     peers = [one for one in known if isinstance(one, Peer)]
     answers = [ProbeResult(peer, None, None) for peer in peers]
     if ask and peers:
