@@ -3,8 +3,6 @@
 python -m docs.ask_server PATH [JSON] [curl words]
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

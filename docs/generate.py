@@ -6,8 +6,6 @@ A figure in a sentence stands between `<!-- figure BENCHMARK, ROWS, ROW -->` and
 table, in the rows below a heading, the row's number before its range.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -4,8 +4,6 @@ Multicast and TCP fail for different reasons, so each is tried: missing announce
 filter in the access point, and a TCP port that does not answer points to a firewall.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

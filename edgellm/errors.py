@@ -4,8 +4,6 @@ Every message says what is wrong, with the value, and what to do next. `exit_cod
 1 for an expected failure, 2 for wrong usage.
 """
 
-from __future__ import annotations
-
 import copyreg
 from typing import Any
 
@@ -127,7 +125,7 @@ class PromptTooLong(EdgeError):
     """The prompt does not fit the context; raised before the first token."""
 
     @classmethod
-    def of(cls, count: int | str, most: int) -> PromptTooLong:
+    def of(cls, count: int | str, most: int) -> "PromptTooLong":
         """Return the error of a prompt of `count` tokens where `most` fit."""
         what = f"The prompt is too long: {count} tokens > {most}, as the context length is {most + 1} with the reply."
         return cls(what, "Shorten the prompt, its context files or the history.")

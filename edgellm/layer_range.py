@@ -1,7 +1,5 @@
 """Consecutive layers of a model, half-open and counted from 0, and the form in which people type them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sleep of this machine: kept off while it works for others, and ended by a magic packet where the system allows it."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess

@@ -5,8 +5,6 @@ blocks, takes bounded memory, and either returns the result of `parse` or raises
 file in one step. Only the user can read the files and their folders.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

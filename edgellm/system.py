@@ -4,8 +4,6 @@ system. At the end are edgellm's own folders, of which `EDGELLM_HOME` moves all 
 `mypy --platform win32` and `--platform darwin` check this package as it would run there.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import operator

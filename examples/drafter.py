@@ -5,8 +5,6 @@
 Everything it drafts is verified, so the text is the verifier's own, and only the number of passes changes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgellm import LLM

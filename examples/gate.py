@@ -3,8 +3,6 @@
 python examples/gate.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from edgellm import LLM

@@ -3,8 +3,6 @@
 python examples/verifier.py
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A case: one conversation of the little world, with its right reply."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

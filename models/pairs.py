@@ -1,7 +1,5 @@
 """The pairs that this folder makes: `home`, which is bundled, and `code`, which lies in a checkout alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

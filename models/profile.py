@@ -5,8 +5,6 @@
 The times in it are this machine's. It is found by the hashes of both models, so make it again with them.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

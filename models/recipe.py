@@ -1,7 +1,5 @@
 """What a training recipe is, and what the recipes of all pairs have in common."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 

@@ -1,7 +1,5 @@
 """Cases as token ids in the form of the chat template, with a weight for each target."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ Merges come from the training text alone, which is ASCII, so no merge crosses a 
 Unicode could disagree, and llama.cpp and the training code split arbitrary UTF-8 alike. Digits are never merged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

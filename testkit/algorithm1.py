@@ -4,8 +4,6 @@ As printed, line 16 checks the memory of layers i to j where i + 1 to j are mean
 check, and line 22 compares with the cost of all L layers instead of the cost of the first j.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgellm.coldstart.problem import Cut, Task, fits, makespan, streamed

@@ -6,8 +6,6 @@ differ, the text is decoded in other batches, too: experts, sparse attention and
 numbers, so that a difference of 1e-6 may decide otherwise. What equals none of these is a wrong state.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +52,7 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     n_wrong: int = 0
 
-    def add(self, other: Outcome) -> None:
+    def add(self, other: "Outcome") -> None:
         """Add another walk's figures."""
         self.operations += other.operations
         self.rows += other.rows

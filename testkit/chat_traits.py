@@ -3,8 +3,6 @@
 The bundled pair's control tokens are used, so its models can read all of them.
 """
 
-from __future__ import annotations
-
 _TOOLS = "{% if tools %}<|system|>{{ tools | tojson }} <tool_call></tool_call><|end|>{% endif %}"
 _CALL = "<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>"
 _CALLS = f"{{% for c in m.tool_calls or [] %}}{_CALL}{{% endfor %}}"

@@ -4,8 +4,6 @@ So weights may be random: a file of a real model's shape takes as long as the re
 reply.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from time import perf_counter
 

@@ -1,7 +1,5 @@
 """The memory of this process, and of an index."""
 
-from __future__ import annotations
-
 import resource
 import tracemalloc
 from pathlib import Path

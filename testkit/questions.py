@@ -1,8 +1,6 @@
 """Held-out questions for a pair that the repository makes, scores of replies to them, and a verifier that remembers its
 verdicts."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future

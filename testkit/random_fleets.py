@@ -1,7 +1,5 @@
 """Random fleets of nine families, easy and hard, for the planner, and all plans of small ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, permutations
 

@@ -1,7 +1,5 @@
 """Copies of a model's file with another tokenizer, and the same weights in another order, as far as tokens remain."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +33,7 @@ class Tokens:
     def size(self) -> int:
         return len(self.texts)
 
-    def chosen(self, rows: Sequence[int]) -> Tokens:
+    def chosen(self, rows: Sequence[int]) -> "Tokens":
         """Return the tokens `rows`, in this order, with the merges that are still possible."""
         texts = [self.texts[row] for row in rows]
         known = set(texts)

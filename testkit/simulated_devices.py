@@ -1,7 +1,5 @@
 """Many simulated devices at one verifier's worker, without a network: an open-loop load generator."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import deque

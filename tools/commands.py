@@ -1,7 +1,5 @@
 """Runs other programs, says how they ended, and ends them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

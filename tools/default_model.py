@@ -3,8 +3,6 @@
 None of this need succeed. Without the model edgellm tries once more by itself, and its bundled home pair answers.
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Mapping

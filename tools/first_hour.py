@@ -6,8 +6,6 @@ SmolLM2 has to be here (`edgellm pull smollm2:135m`), and curl. Each device is a
 loopback; a command that ends in & runs on until the next `kill` of its device. Keys and folders are not written down.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -8,8 +8,6 @@ Python needs are not found that way, and are printed. No address is written down
 refuses files with another hash.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

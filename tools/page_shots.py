@@ -5,8 +5,6 @@
 The replies are made up (testkit/browser/page_states.py), and conversations go to a folder that is removed afterwards.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What ./start shows while it sets up: one line on standard error, read from what pip and ninja print."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Generate the Python code of the contract: `python -m tools.protos` (needs the `dev` extra)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 PROTOS = tuple(

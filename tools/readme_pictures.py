@@ -5,8 +5,6 @@
 The models have to be here: `edgellm pull smollm2:135m`. Conversations go to a folder that is removed afterwards.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -7,8 +7,6 @@ newcomer waits for; the steps of `./start` are those of its `setup.log`. The pac
 and so does the default pair's model, which `./start` has fetched meanwhile, and the first `edgellm chat` fetches.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -21,8 +21,6 @@ are opened for it in both orders, and their first replies count.
 The aim is an interval above 0.985.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import tempfile

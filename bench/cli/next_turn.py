@@ -9,8 +9,6 @@ process, in which models are loaded, and in which the first one keeps what it ha
 disk. Medians over the repeats, and the least and the greatest.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

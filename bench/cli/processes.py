@@ -4,8 +4,6 @@ A process opens the model alone, writes a reply that is not counted, and then on
 sleep while they wait for each other, all of its replies are slow: the slowest processes are what is looked at.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping

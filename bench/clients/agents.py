@@ -7,8 +7,6 @@ has more than the last prompt and its reply. `works`: the agent has ended well, 
 refused.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

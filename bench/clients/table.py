@@ -9,8 +9,6 @@ Replies are those of the bundled pair. Tools are tried on a second server, whose
 told of (`tool_caller.py`), as the bundled models call none. Embeddings are those of a model with random weights.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ small ones, each with a trait of a family. `as it is`: every word is in the prom
 form, by the rules below. `loses words` or `refused`: neither, which is a fault.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections import Counter

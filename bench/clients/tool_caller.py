@@ -5,8 +5,6 @@ The bundled models call none. Everything but the words is real: how tools are de
 read, and how they and their results travel.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ Replies are greedy and of f32 copies of the models; each method must write the r
 Columns: a task each, and the mean ratio to the method's base.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The drafting methods that are compared: PLD, SAM, our sources on top of them, ours, and an oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 

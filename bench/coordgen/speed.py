@@ -14,8 +14,6 @@ without. *With the prefill* includes every cost of ours. Then come the share of 
 llama-cpp-python, and the time of a drafting step.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -5,8 +5,6 @@ For the home pair they are four families of the little world: `summary` (a day's
 another, as on a device, so that past cases can be drafted from.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

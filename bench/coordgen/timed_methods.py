@@ -1,7 +1,5 @@
 """The methods that `bench.coordgen.speed` times, and a task on which no method helps."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from functools import partial

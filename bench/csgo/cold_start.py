@@ -9,8 +9,6 @@ Columns: devices; seconds to the first token with the planned split, the best si
 by strength, with the planner's prediction in brackets; and the planned split.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

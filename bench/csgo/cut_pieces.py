@@ -4,8 +4,6 @@ program that `bench.csgo.cold_start` starts.
 python -m bench.csgo.cut_pieces MODEL FIRST-LAST ...        # layers, counted from 0
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

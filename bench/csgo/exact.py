@@ -6,8 +6,6 @@ Columns: fleets; how many `differ` in T; how many plans were `unproved`; then th
 a split by strength, and the best single device, with the share of fleets on which that fits at all.
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import Annotated, Any
 

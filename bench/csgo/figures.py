@@ -1,7 +1,5 @@
 """CSGO's Figures 3 to 5 with our numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

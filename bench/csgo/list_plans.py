@@ -5,8 +5,6 @@
 A program that `bench.csgo.cold_start` starts on the coordinator. Devices are measured again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -7,8 +7,6 @@ heuristic, and with the optimum; the devices and the layers of each in the optim
 the others; and T of the two timing models that overlap more.
 """
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

@@ -7,8 +7,6 @@ Columns: K and L; seconds at the median, the 90th percentile and the maximum; th
 second; the share of plans that are proved; and the worst gap of the others.
 """
 
-from __future__ import annotations
-
 import statistics
 from time import process_time
 from typing import Annotated, Any

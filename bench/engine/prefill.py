@@ -9,8 +9,6 @@ is as fast, less is slower. The targets are 0.97 for the prefill and 0.98 for th
 On two slow cores a turn of 8,192 tokens takes about eight minutes.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing

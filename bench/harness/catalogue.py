@@ -1,7 +1,5 @@
 """The benchmarks of `bench/suites.toml`, whose first lines say what is declared of each."""
 
-from __future__ import annotations
-
 import shlex
 import tomllib
 from collections import Counter
@@ -34,7 +32,7 @@ class Benchmark:
     runs: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, suite: str, name: str, entry: Mapping[str, Any]) -> Benchmark:
+    def read(cls, suite: str, name: str, entry: Mapping[str, Any]) -> "Benchmark":
         """Return the benchmark of a table of `suites.toml`. Raise KeyError where `about` or `page` is missing."""
         known = {"settings": {}, "quick": {}, "module": name, **entry}
         known["runs"] = tuple(known.get("runs", ()))

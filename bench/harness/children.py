@@ -1,7 +1,5 @@
 """A function of a benchmark in a process of its own, which may crash."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The modules of edgellm that a benchmark measures: those that it imports, by itself or by its helpers."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

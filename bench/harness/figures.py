@@ -1,7 +1,5 @@
 """Pictures of results, where matplotlib is installed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

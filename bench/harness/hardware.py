@@ -9,8 +9,6 @@ They are those of `edgellm chat`. A benchmark says in `suites.toml` which it use
 The others decide themselves what they compute on, as their results mean that.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType

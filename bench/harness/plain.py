@@ -1,7 +1,5 @@
 """llama.cpp's own context over a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

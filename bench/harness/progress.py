@@ -1,7 +1,5 @@
 """A progress bar on standard error, for whatever a benchmark goes through."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 

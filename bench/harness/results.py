@@ -1,7 +1,5 @@
 """Results of benchmarks on disk: figures, settings, the machine, and the commit that they were measured at."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

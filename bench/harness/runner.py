@@ -10,8 +10,6 @@ where matplotlib is installed, some pictures; one with `--quick`, or with settin
 ones, writes `trial-NAME`, which git ignores.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

@@ -4,8 +4,6 @@ A number, a text, a path, a choice or several of them, by their annotations; `An
 Without a default a setting has to be given. `Hardware` and `HardwareOptions` become the options of `edgellm chat`.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import types

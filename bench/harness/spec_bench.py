@@ -1,7 +1,5 @@
 """Spec-Bench's questions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Statistics of repeated measurements, and runs that take turns."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 

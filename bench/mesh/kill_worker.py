@@ -13,8 +13,6 @@ Both texts must be that of the uncut model in one process, else the run fails. T
 text, those that went on over other devices, the state in which the worker was hit, and the time that this cost.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 import threading

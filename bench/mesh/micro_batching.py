@@ -6,8 +6,6 @@ in the caches before the clock starts. In brackets is the processor time of the 
 other programs; `work` is its ratio.
 """
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from contextlib import ExitStack

@@ -16,8 +16,6 @@ logits compared with those of a fresh context (`testkit/cache_walk.py`): operati
 In the table, a share in the columns *budget* and *importance gate* is that of the tokens that were verified.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed

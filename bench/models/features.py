@@ -4,8 +4,6 @@ The reference is llama.cpp itself, which decodes one token at a time. Where a te
 logits tells a rounding of nearly equal ones from a fault.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -46,7 +44,7 @@ class Reference:
     """The margin of each token over the second, as a share of the largest logit."""
 
     @classmethod
-    def of(cls, model: Model, prompt: Ids, tokens: int) -> Reference:
+    def of(cls, model: Model, prompt: Ids, tokens: int) -> "Reference":
         """Return the reply of at most `tokens` tokens."""
         plain = Plain(model, len(prompt) + tokens)
         ids: list[int] = []

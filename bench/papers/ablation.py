@@ -12,8 +12,6 @@ prefill and its calibration. The last column has the paper's speeds on its summa
 technique changes graphs while the prompt is read. A processor has none; `bench.papers.switching` does that on a mesh.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the papers say of their own runs, for the lines below our tables: their models, tasks and devices are others."""
 
-from __future__ import annotations
-
 LATENCY = (
     "the paper (Synera, 6.2 with Fig. 11, XSum): latency as with the draft model alone, 32-41 % below EdgeFM-LLM and"
     " 35-71 % below Hybrid"

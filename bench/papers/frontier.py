@@ -20,8 +20,6 @@ the verifier's cost, which are 1 for the verifier alone, as the paper normalises
 The last lines have the paper's comparisons, here and there.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -22,8 +22,6 @@ a multiple of `wide` without drafts, beside the paper's speeds of three models, 
 graph for the prompt and the reply.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -9,8 +9,6 @@ Columns: the share that was really verified, the verifier's passes for each toke
 percent, and the lead of both filters over that gate, with the 95 % half-width of paired differences.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -7,8 +7,6 @@ alone, with copies, by default with the draft model, and with four tokens of it 
 tokens for each pass of the verifier, *pass* the time of such a round. Linux, as root.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

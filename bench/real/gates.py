@@ -10,8 +10,6 @@ The oracle knows the verifier's reply, drafts token by token, and has each token
 first one on, until its budget is spent: how much a gate can close at all with this draft model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any

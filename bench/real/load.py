@@ -8,8 +8,6 @@ from a request to its first word, in milliseconds; *tokens/s* are all tokens of 
 request to the last token; both are medians over the rounds, in brackets the extremes.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile

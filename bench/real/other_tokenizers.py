@@ -5,8 +5,6 @@ ASKED is Spec-Bench's file of questions, or a part of it. In each round four tok
 length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any

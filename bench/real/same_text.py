@@ -9,8 +9,6 @@ of it; each is asked in `each` of the ways, by turns. A model without a chat tem
 some of whose tokens were not checked, because the verifier was too busy, is not counted.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

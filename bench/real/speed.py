@@ -12,8 +12,6 @@ verifier. *times* are tokens a second of decoding over those of the first way, o
 with an interval of 95 % (bootstrap over questions); *first* is the median time to the first token, in milliseconds.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -13,8 +13,6 @@ which the likeliest tokens' are multiplied by C, and accepts by quotients, so th
 last lines have the chance that a chunk's first token is accepted, and else, that the verifier's is among `OTHERS`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

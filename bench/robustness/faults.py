@@ -12,8 +12,6 @@ session is left. The injected delay is left out, and so is the time that other p
 measures.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import random

@@ -9,8 +9,6 @@ descriptors are left when all clients are gone, or if memory grows by more than 
 warm-up to the last one.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import tempfile

@@ -10,8 +10,6 @@ other replies to the same questions with the same seeds and at most as many toke
 replies.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

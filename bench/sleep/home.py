@@ -11,8 +11,6 @@ loses nothing before it is back. The last row counts from the command, and for t
 Medians, with the most in brackets. The run fails where a reply does not go on, or a link takes longer than LATE.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Two baselines of Synera (section 6.1), under a budget, with the pair's own models and profile."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from math import inf

@@ -8,8 +8,6 @@ Columns: `score` of the replies; `agreement`, the share of replies that equal th
 tokens that left early; and `time` of a token against full depth, over equal replies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan

@@ -8,8 +8,6 @@ Columns, for each drafted token: microseconds of capturing attention, microsecon
 a share of the time of drafting the token.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack

@@ -13,8 +13,6 @@ carried if that is 95 % or more. `--rates` are shares of the requests that the v
 sent at once.
 """
 
-from __future__ import annotations
-
 import ctypes
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """An oracle gate, which knows verdicts and right replies, and spends its budget where the score gains most."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

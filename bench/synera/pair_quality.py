@@ -5,8 +5,6 @@ every chunk verified; ROUGE-1 of both models; the share of chunks of four drafte
 the mean acceptance length, in tokens for each verification.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -16,8 +16,6 @@ The oracle knows the verdicts on the draft model's own chunks and the right repl
 where that raises the score most; in `oracle_lookup` the draft model looks up the context, too.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import tempfile
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,6 @@ in all of its own work: without the engine's decode, the verification rule, and 
 medians.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from contextlib import closing

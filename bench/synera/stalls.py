@@ -21,8 +21,6 @@ A decode of a token in several branches takes as long as in one, as on graphics 
 branches follows from their measured time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -116,7 +114,7 @@ class Method:
             self.hidden += summary.stall_hidden * summary.chunks_verified
             self.asking += summary.chunks_verified
 
-    def figures(self, alone: Method) -> dict[str, Any]:
+    def figures(self, alone: "Method") -> dict[str, Any]:
         between, to_end = self.seconds / self.tokens, self.lasted / self.counted
         return {
             "time_between_tokens_ms": 1e3 * between,

@@ -3,8 +3,6 @@
 Nothing here is shared with `edgellm.upstream`: it is what that is compared with.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.error

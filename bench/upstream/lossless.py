@@ -12,8 +12,6 @@ otherwise requests are. What was asked for verdicts is counted by path, prompts 
 repeats from the one before it, a server says how many it had kept.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from contextlib import ExitStack

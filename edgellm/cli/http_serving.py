@@ -1,7 +1,5 @@
 """The HTTP server of `edgellm serve`: its address, keys, certificate and embedding model, and what is said of it."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The options of `edgellm serve`, and which of its roles uses them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path

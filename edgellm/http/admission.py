@@ -1,7 +1,5 @@
 """Admission of requests: a limit of replies at a time, in all and by each model, and a limit of waiting requests."""
 
-from __future__ import annotations
-
 import asyncio
 
 from edgellm.http.schemas.errors import ApiError

@@ -1,7 +1,5 @@
 """The FastAPI application: its routes, its error handlers, and the page, which fetches nothing from other servers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files

@@ -1,8 +1,6 @@
 """The models that requests may name: models on this machine, each with a fitting draft model if there is one, and
 models with which paired devices verify for this one, under the devices' names."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import Counter

@@ -4,8 +4,6 @@ They are more private than the models: an API key, which programs and other peop
 own key does, which `edgellm serve` prints in the link to the page.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import UTC, datetime

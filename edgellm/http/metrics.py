@@ -1,7 +1,5 @@
 """Metrics for Prometheus. They contain no text of prompts or replies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TypeAlias

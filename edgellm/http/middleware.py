@@ -6,8 +6,6 @@ user may allow hosts and origins besides, one by one. Neither has a wildcard: an
 any Host header, by rebinding, and a server that allows every origin, directly.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

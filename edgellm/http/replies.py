@@ -1,7 +1,5 @@
 """Replies to HTTP clients: admitted, written in threads, passed on as events, cancelled when their client leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading
@@ -63,7 +61,7 @@ class _Job:
     event loop."""
 
     def __init__(
-        self, handler: RequestHandler, request: GenerationRequest, writer: Writer, shown: Shown, *, verified: bool
+        self, handler: "RequestHandler", request: GenerationRequest, writer: Writer, shown: Shown, *, verified: bool
     ) -> None:
         """`shown` as for `RequestHandler.reader`. `verified`: an unchecked token ends a reply with an error."""
         self._handler, self.shown = handler, shown

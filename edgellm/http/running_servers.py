@@ -3,8 +3,6 @@
 A file counts while the process that wrote it runs: the system gives a process's number to others later.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import ssl

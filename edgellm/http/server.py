@@ -4,8 +4,6 @@ uvicorn waits forever for the end of a request's head, and for a client that doe
 both have a limit of time here. When the table of connections is full, a new one replaces the one idle for longest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket
@@ -44,7 +42,7 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 class TimedConnection(H11Protocol):
     """uvicorn's connection, with limits of time from the moment that it is accepted."""
 
-    def __init__(self, config: uvicorn.Config, server: _UvicornServer, sock: socket.socket) -> None:
+    def __init__(self, config: uvicorn.Config, server: "_UvicornServer", sock: socket.socket) -> None:
         super().__init__(config, server.server_state, app_state={})
         self._untimed_app, self.app = self.app, self._serve
         self._server, self._sock = server, sock

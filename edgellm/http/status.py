@@ -1,7 +1,5 @@
 """The status that the page shows beside the conversation: the pair's models, devices and links, and a mesh."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The abilities of a model in edgellm, from its header alone: before anything is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ two rows that once took three times as long as a single row would end all drafti
 measurement.
 """
 
-from __future__ import annotations
-
 import logging
 import platform
 import threading
@@ -112,7 +110,7 @@ class ModelCurve:
     """The cost curve of one model. It may be used by several threads."""
 
     def __init__(
-        self, model: Model, threads: int | None, file_hash: FileHash, idle: IdleWork | None = None, *,
+        self, model: Model, threads: int | None, file_hash: FileHash, idle: "IdleWork | None" = None, *,
         history: bool = True, waiting: Callable[[], Any] = CpuWait,
     ) -> None:  # fmt: skip
         """Use the stored curve, or an estimate until `idle` has measured; without `idle`, the caller measures. Without

@@ -1,7 +1,5 @@
 """Early exits from a draft model: the two parts that it is cut into, and a drafter with them."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -53,7 +51,7 @@ class EarlyExits:
     def open(
         self, layer: int, spec: ContextSpec, *, threshold: float, layers: tuple[int, ...] = (),
         shared: int | None = None,
-    ) -> EarlyExitDrafter:  # fmt: skip
+    ) -> "EarlyExitDrafter":  # fmt: skip
         """Return a drafter that leaves the model after `layer`; the others as for `EarlyExitDrafter`. Raises
         ModelUnsupported: a model that cannot be cut; InvalidOption: there is no room for the parts."""
         if layer not in self._parts:

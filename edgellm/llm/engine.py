@@ -1,7 +1,5 @@
 """The engine of a pair: its models and drafters, opened once, and knowledge about them; it owns and closes them all."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The state of drafting with one verifier, kept from reply to reply: texts to copy from, draft policy, cost curve."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """Profiling of a pair on this device: on prompts, or in its first replies."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +99,7 @@ class FirstReplies:
         self._recorder: RunRecorder | None = None
         self._announced = False
 
-    def begin(self, layers: tuple[int, ...]) -> tuple[ObservedReply, list[Notice]]:
+    def begin(self, layers: tuple[int, ...]) -> "tuple[ObservedReply, list[Notice]]":
         """Return the gate of such a reply, which measures the attention of `layers`; and the notices for the user,
         given once."""
         notices = []
@@ -113,7 +111,7 @@ class FirstReplies:
         self._announced = True
         return ObservedReply(layers), notices
 
-    def end(self, gate: ObservedReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
+    def end(self, gate: "ObservedReply", gamma: int, layers: tuple[int, ...]) -> Notice | None:
         """Add such a reply; return a notice for the user once the first replies make a profile."""
         stats = self._stats
         if stats.known_profile is not None:  # A concurrent reply was first.

@@ -1,7 +1,5 @@
 """The decoding loop: draft, gate, verify, merge (Synera, sections 3.1 and 4.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """From logits to a token: truncated distributions, grammars, and randomness that depends only on seed and position."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """A reply's statistics, counted while it is written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median

@@ -1,7 +1,5 @@
 """A reply as an iterator of tokens, which can be cancelled at any time and ends at stop sequences."""
 
-from __future__ import annotations
-
 import codecs
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The records used in decoding. All are frozen; arrays in them are never written to after creation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -156,7 +154,7 @@ class Chunk:
         """Return the number of tokens taken from the context in place of the draft model's own."""
         return 0 if self.context_match is None else int(np.count_nonzero(self.context_match.copied))
 
-    def part(self, start: int, end: int) -> Chunk:
+    def part(self, start: int, end: int) -> "Chunk":
         """Return the tokens from `start` to `end`, with all that is known of them."""
         n = len(self)
         if start == 0 and end >= n:
@@ -169,7 +167,7 @@ class Chunk:
             context_match=match and ContextMatch._make(facts[at] for facts in match),
         )  # fmt: skip
 
-    def then(self, other: Chunk) -> Chunk:
+    def then(self, other: "Chunk") -> "Chunk":
         """Return the concatenation with a chunk of the same drafter, or with copies, of which less is known."""
         if not len(self):
             return other

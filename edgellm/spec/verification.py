@@ -7,8 +7,6 @@ et al. 2023), this leaves a sampled text as the verifier writes it alone, accept
 needs no distribution of the drafts.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The entries are data, in `catalog.toml`; their facts about the hub come from public lists, not from the hub.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import tomllib

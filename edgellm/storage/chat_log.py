@@ -3,8 +3,6 @@
 None of them leave this machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -90,11 +88,11 @@ class Conversation:
     page: str = ""
 
     @classmethod
-    def new(cls) -> Conversation:
+    def new(cls) -> "Conversation":
         """Return a conversation without turns."""
         return cls(secrets.token_hex(4), datetime.now(UTC), ())
 
-    def with_turns(self, turns: Sequence[tuple[str, str]]) -> Conversation:
+    def with_turns(self, turns: Sequence[tuple[str, str]]) -> "Conversation":
         """Return this conversation as of now, with these turns."""
         return replace(self, when=datetime.now(UTC), turns=tuple(turns))
 

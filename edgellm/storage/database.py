@@ -3,8 +3,6 @@
 Each call opens the database and closes it again. SQLite gives its journal the mode of the database.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

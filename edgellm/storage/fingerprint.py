@@ -1,7 +1,5 @@
 """The identity of a model, independent of its files' names: from the SHA-256 of their bytes, computed once per file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -95,7 +93,7 @@ class FileHash:
         finally:
             self._computing.release()
 
-    def _files(self) -> tuple[_PartHash, ...]:
+    def _files(self) -> "tuple[_PartHash, ...]":
         self._parts = self._parts or tuple(map(_PartHash, _files(self.path)))
         return self._parts
 

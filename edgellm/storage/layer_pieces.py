@@ -6,8 +6,6 @@ pass, and aligned, so that another split of the model needs most of the same pie
 name when it is complete and its hash is right, and stays while it is used.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -12,8 +12,6 @@ model files for a stage, and can be cut again. A request gets exactly the bytes 
 device uploaded them. No device removes or replaces pieces that another one uploaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

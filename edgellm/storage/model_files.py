@@ -9,8 +9,6 @@ Others lie where edgellm did not put them, and are only read: files to which the
 of LM Studio, or in a folder of the user.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

@@ -1,7 +1,5 @@
 """The choice of the catalogue's pair for this machine: which models fit, where they would run, how fast."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -58,7 +56,7 @@ class ModelRoom:
         """Return the bytes of weights that there is room for."""
         return self.memory + self.card_memory
 
-    def place(self, size: int) -> ModelPlace | None:
+    def place(self, size: int) -> "ModelPlace | None":
         """Return the place of a model of `size` bytes; None if it does not fit."""
         if size > self.weights:
             return None

@@ -5,8 +5,6 @@ are no models: vision projectors, calibration data, and drafters of other progra
 uploaders' on the hub; `tests/storage/listings.py` has listings of real repositories.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections import Counter

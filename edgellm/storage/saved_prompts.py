@@ -5,8 +5,6 @@ files and which kind of context it is, and the hash of its bytes, without which 
 and positions from it. So a file whose writing was cut off, or that the disk has damaged, is found out and removed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -44,7 +42,7 @@ class SavedPrompts:
         """Keep and use nothing where `allowed` returns False."""
         self.limit, self.allowed, self.epoch = limit, allowed, 0
 
-    def of(self, model: Path) -> ModelPrompts | None:
+    def of(self, model: Path) -> "ModelPrompts | None":
         """Return the prompts of the model at `model`, its file or first part; None where nothing is to be kept."""
         if not self.limit:
             return None

@@ -1,7 +1,5 @@
 """The upkeep of models on this machine: names for files of the user, and removal."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 A key goes into one header of each request and nowhere else: into no message, no log and no `repr`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

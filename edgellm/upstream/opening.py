@@ -1,7 +1,5 @@
 """From an address to a verifier: the kind of server, its tier, its vocabulary, and notices for the user."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
@@ -140,7 +138,7 @@ def _reaching(url: ServerURL) -> Iterator[None]:
         raise VerifierUnreachable(error.what, later if isinstance(error, VerifierBusy) else error.next_step) from None
 
 
-def _notices(upstream: Upstream, url: ServerURL, proof: VocabularyProof, *, known: bool, key: bool) -> list[str]:
+def _notices(upstream: Upstream, url: ServerURL, proof: "VocabularyProof", *, known: bool, key: bool) -> list[str]:
     """Return the notices: about the server's logs once, about lasting problems each time."""
     found = []
     if not known:

@@ -6,8 +6,6 @@ the remaining tokens stand above the least likely known token, no unknown token 
 is that of the whole row. Otherwise the row is undecided, and the server is asked for that token again, steered.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A stock server as a verifier with sessions, which notices loss and return."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

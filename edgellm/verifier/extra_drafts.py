@@ -1,7 +1,5 @@
 """Drafts of the tokens that a verifier writes alone at a device's request, by its speculator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import perf_counter
 

@@ -3,8 +3,6 @@
 Some functions are shown with other names of their variables, which then cannot be known by heart.
 """
 
-from __future__ import annotations
-
 import ast
 import keyword
 import random

@@ -1,7 +1,5 @@
 """The code pair's two models: their shapes, their training recipes, and the curriculum."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer
 
 from models.code.corpus import SIZE, case_at

@@ -1,7 +1,5 @@
 """The functions of Python's standard library, as the interpreter that runs this has it, and the calls between them."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

@@ -1,7 +1,5 @@
 """Seeded streams of cases of the little world."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ They give the tokenizer its pieces, and train the copying of every piece between
 among them, which a test checks.
 """
 
-from __future__ import annotations
-
 _TEXT = """
     acorn actor adder album alley almond amber anchor angle animal ankle answer anthem apple april arch arena argument
     army arrow artist ash atlas august aunt author autumn avenue award badge badger bagel ballet balloon bamboo banana

@@ -5,8 +5,6 @@ part of the curriculum and of the learning rate once more, with the families of 
 nothing is forgotten, the first stage's model is its teacher (`models.train.distillation`).
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

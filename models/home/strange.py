@@ -1,7 +1,5 @@
 """Words that are no entities of the little world: ordinary ones, compounds, or invented."""
 
-from __future__ import annotations
-
 import random
 
 from models.home.lexicon import LONG, WORDS

@@ -4,8 +4,6 @@ Every pool is split once: `Split.TRAIN` entities make the training text, `Split.
 Invented words in both keep the models from learning names by heart: they have to copy what they read.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Openings of a user's turn, which SmolLM2 continues: without them it asks about few kinds of things."""
 
-from __future__ import annotations
-
 import random
 
 SYSTEMS = (

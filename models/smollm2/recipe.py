@@ -1,7 +1,5 @@
 """The draft model of SmolLM2: its shape, and the recipe by which it is distilled."""
 
-from __future__ import annotations
-
 from models.recipe import Recipe, Shape
 
 VOCABULARY = 49_152

@@ -3,8 +3,6 @@
 The server is real and has no model; what it would say of one is put in its place in the browser.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

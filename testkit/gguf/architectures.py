@@ -24,8 +24,6 @@ of 16-bit numbers: logits of models with GELU (the gemmas, gpt2, bloom and other
 between decodes of one row and of many, and those of other models by 1e-6.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib
@@ -118,7 +116,7 @@ class Scale:
     tied: bool
 
     @classmethod
-    def of(cls, architecture: Architecture, shapes: Mapping[str, Shape]) -> Scale:
+    def of(cls, architecture: Architecture, shapes: Mapping[str, Shape]) -> "Scale":
         tied = "output.weight" not in shapes
         width = shapes["token_embd.weight"][-1]
         layers = len({name.split(".")[1] for name in shapes if name.startswith("blk.")})

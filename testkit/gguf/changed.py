@@ -1,7 +1,5 @@
 """Write copies of models with other metadata, or with their tensors in float32."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial

@@ -6,8 +6,6 @@ chain of merges, control tokens and a chat template, so that the file also token
 turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read GGUF files in memory: of a memory map, the gguf package takes three times as long for a vocabulary."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch

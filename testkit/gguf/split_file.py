@@ -1,7 +1,5 @@
 """Split a GGUF at tensor boundaries, as `llama-gguf-split` does: all metadata go into the first part."""
 
-from __future__ import annotations
-
 import struct
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chat templates that would take all time or memory, and texts that hold up a tokenizer."""
 
-from __future__ import annotations
-
 import base64
 import random
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A process that runs a program on one file after another, so that a file that ends it is noticed and named."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A network that fails on demand: a relay for TCP connections that delays, loses, stalls, cuts or adds garbage."""
 
-from __future__ import annotations
-
 import random
 import socket
 import struct

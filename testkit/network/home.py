@@ -9,8 +9,6 @@ Each machine has a namespace, a veth pair to one bridge with `tc tbf` on both of
 each other. Everything is removed when the `with` ends. It needs root; `why_not()` says what else is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

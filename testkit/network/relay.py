@@ -1,7 +1,5 @@
 """A slow network on this machine: a relay for TCP connections with a bandwidth and a round trip of its own."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

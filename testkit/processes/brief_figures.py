@@ -3,8 +3,6 @@
 python -m testkit.processes.brief_figures edgellm mesh plan edgellm-verifier
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Processes that keep the cores busy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

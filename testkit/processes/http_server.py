@@ -1,7 +1,5 @@
 """`edgellm serve` in a process and a home of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@
 With `--home` it serves paired devices only, as the device with that home folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 from pathlib import Path

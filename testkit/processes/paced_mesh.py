@@ -7,8 +7,6 @@ and the tokens. Nothing stays in memory once no stage uses it, so that every rep
 every piece has one layer, so that stages with other layers share those that they both have.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ decode of the draft model and every pass of the verifier is made to last a given
 gRPC, and a relay with the network's bandwidth and round trip between them.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

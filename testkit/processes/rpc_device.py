@@ -6,8 +6,6 @@ It stands in for a graphics card: what is computed on it has to be copied to the
 `add_rpc_device` starts one for this process, in which llama.cpp lists it from then on, like any card.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

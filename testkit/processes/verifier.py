@@ -6,8 +6,6 @@ serves paired devices only, and prints a line of JSON each second with the numbe
 `PairedVerifierProcess` starts it, with a home folder in which the calling device is paired.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

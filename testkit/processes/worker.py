@@ -1,7 +1,5 @@
 """A mesh worker in a process of its own, which can be killed, stopped and started again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

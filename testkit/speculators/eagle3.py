@@ -6,8 +6,6 @@ alone: its attention looks at its own position, and passes the embedding on to t
 embeddings and an LM head of its own, which knows three quarters of the tokens (`d2t`); without, it uses the verifier's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

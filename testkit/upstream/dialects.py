@@ -1,7 +1,5 @@
 """What stock servers answer, field by field, at the versions that `docs/guide/servers.md` names."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Self

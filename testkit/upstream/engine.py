@@ -1,7 +1,5 @@
 """The model behind the conformance server: real tokens, real rows, and a prefix cache by blocks as vLLM has one."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The kinds of stock servers that are replayed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from testkit.upstream.dialects import Dialect, LlamaServer, Sglang, Vllm

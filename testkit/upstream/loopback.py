@@ -1,7 +1,5 @@
 """An HTTP server on loopback, in threads of this process."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +9,7 @@ from typing import Any, Self
 class LoopbackServer:
     """Answers by handlers, which know it as `owner`."""
 
-    def __init__(self, handler: type[LoopbackHandler], port: int = 0) -> None:
+    def __init__(self, handler: "type[LoopbackHandler]", port: int = 0) -> None:
         self._http = _Http(port, handler, self)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
@@ -41,7 +39,7 @@ class LoopbackServer:
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, port: int, handler: type[LoopbackHandler], owner: LoopbackServer) -> None:
+    def __init__(self, port: int, handler: "type[LoopbackHandler]", owner: LoopbackServer) -> None:
         self.owner = owner
         super().__init__(("127.0.0.1", port), handler)
 

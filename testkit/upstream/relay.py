@@ -1,7 +1,5 @@
 """A relay in front of a stock server, which keeps what is asked and answered."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from dataclasses import dataclass

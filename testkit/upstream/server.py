@@ -1,7 +1,5 @@
 """The conformance server: HTTP on loopback in front of a dialect, and the faults of real servers."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Mapping

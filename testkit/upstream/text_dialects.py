@@ -1,7 +1,5 @@
 """What stock servers that take no token ids answer: Ollama, LM Studio, TabbyAPI, mlx-lm and llama-cpp-python's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from edgellm.spec.types import Sampling

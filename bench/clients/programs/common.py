@@ -1,7 +1,5 @@
 """What the programs of all clients share. They run in an environment of their own, and import nothing of edgellm."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

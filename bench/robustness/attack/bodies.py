@@ -1,7 +1,5 @@
 """Bodies of requests that are expensive to check: does the server answer others meanwhile, and what do they take?"""
 
-from __future__ import annotations
-
 import http.client
 import json
 import sys

@@ -6,8 +6,6 @@ another name of this machine, and a name that is rebound to it) try everything t
 nothing may be read and no reply may be started.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """An attack, its outcome, and the list of all attacks."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping

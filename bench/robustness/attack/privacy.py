@@ -1,7 +1,5 @@
 """Search every file for typed text, request information on paired devices without the key, and try a phone's code."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

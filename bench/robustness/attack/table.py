@@ -5,8 +5,6 @@ Each attack runs in a process of its own, whose death is harm, too. Its row of t
 attacks stay. Columns: trials, and how many of them did harm.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

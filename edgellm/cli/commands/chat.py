@@ -1,7 +1,5 @@
 """`edgellm chat`: one question, piped text, or a conversation."""
 
-from __future__ import annotations
-
 import re
 import sys
 from contextlib import closing

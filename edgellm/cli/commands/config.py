@@ -4,8 +4,6 @@ The file has a table for each command, with its options by their long names; `ED
 `edgellm chat`. The command line takes precedence over a variable, a variable over the file.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

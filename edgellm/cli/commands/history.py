@@ -1,7 +1,5 @@
 """`edgellm history` and `conversations`: what is kept of past conversations, in sum and one by one."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import datetime
 from typing import Literal, TypeAlias

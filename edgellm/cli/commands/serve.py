@@ -3,8 +3,6 @@
 Loggers have the names of their modules. No prompt, no token, no key and no pairing code is ever logged.
 """
 
-from __future__ import annotations
-
 import logging
 
 import typer

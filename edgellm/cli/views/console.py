@@ -1,7 +1,5 @@
 """Output to the console: the answer to stdout, everything else to stderr; colours only on a terminal."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import os

@@ -1,7 +1,5 @@
 """The APIs, a module each: the form of their requests, answers and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

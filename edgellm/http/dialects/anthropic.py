@@ -1,7 +1,5 @@
 """Anthropic's Messages API: `/v1/messages` and `/v1/messages/count_tokens`."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal

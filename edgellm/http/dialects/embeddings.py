@@ -1,7 +1,5 @@
 """Embeddings: OpenAI's `/v1/embeddings`, and Ollama's `/api/embed` and `/api/embeddings`."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns

@@ -1,7 +1,5 @@
 """Ollama's API: `/api/chat`, `/api/generate`, and the calls about models."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from base64 import b64encode

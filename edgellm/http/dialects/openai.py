@@ -1,7 +1,5 @@
 """OpenAI's replies: `/v1/chat/completions` and `/v1/completions`, with `timings` and our extension under `edgellm`."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable, Sequence

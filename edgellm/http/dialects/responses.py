@@ -1,7 +1,5 @@
 """OpenAI's Responses API: `/v1/responses`, stateless, or continued from an earlier response that this server keeps."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import threading
@@ -54,11 +52,11 @@ def _flat(namespace: str, name: str) -> str:
 
 class ResponsesTool(FunctionSchema):
     type: Literal["function", "custom", "namespace"]
-    tools: list[ResponsesTool] = Field([], max_length=MAX_ITEMS, description="The tools of a namespace.")
+    tools: "list[ResponsesTool]" = Field([], max_length=MAX_ITEMS, description="The tools of a namespace.")
 
     _types: ClassVar[Types] = {"tools": _TOOLS}
 
-    def all(self, namespace: str = "") -> Iterator[CallableTool]:
+    def all(self, namespace: str = "") -> "Iterator[CallableTool]":
         """Yield the tool, or those of a namespace. A custom one takes a text, as the argument of a function."""
         if self.type == "namespace":
             for tool in self.tools:

@@ -4,8 +4,6 @@ A body of a few megabytes has room for millions of values, which take seconds to
 request is answered. Few values take little time, whatever is in them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Errors as the HTTP API reports them: a status and OpenAI's error object."""
 
-from __future__ import annotations
-
 import math
 import re
 import reprlib

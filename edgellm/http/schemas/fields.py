@@ -5,8 +5,6 @@ than any server knows; a strict server refuses them. Parameters that would chang
 accepted only with a value that changes nothing. A limit such as -1 means no limit.
 """
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Requests: OpenAI's parameters that have an effect here, and a few of our own."""
 
-from __future__ import annotations
-
 import json
 import reprlib
 from abc import abstractmethod
@@ -184,12 +182,12 @@ class ContentPart(RequestModel):
         return f"[{what} left out]" if self.type in MEDIA else self.text or self.refusal
 
     @staticmethod
-    def plain(parts: str | Sequence[ContentPart]) -> str:
+    def plain(parts: "str | Sequence[ContentPart]") -> str:
         """Return the text of a content, which is whole or in parts."""
         return parts if isinstance(parts, str) else "".join(part.shown() for part in parts)
 
     @staticmethod
-    def sent_on(parts: str | Sequence[ContentPart]) -> str | list[dict[str, Any]]:
+    def sent_on(parts: "str | Sequence[ContentPart]") -> str | list[dict[str, Any]]:
         """Return a content as a chat completion has it."""
         return parts if isinstance(parts, str) else [
             {"type": part.type if part.type in MEDIA else "text", "text": part.shown()} for part in parts

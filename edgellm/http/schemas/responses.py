@@ -1,8 +1,6 @@
 """Responses: models as /openapi.json describes them, the events of a reply, and the base of what writes them, one
 class for each API."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ tools gets a system message instead, with the format of most families; that work
 instructions, and clients need not know the difference.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -114,7 +112,7 @@ class Toolbox:
     constrained: bool = False
 
     @classmethod
-    def of(cls, model: Model, options: ReplyOptions, *, grammars: bool) -> Toolbox:
+    def of(cls, model: Model, options: ReplyOptions, *, grammars: bool) -> "Toolbox":
         """Return the tools of `options` in the form of `model`. `grammars`: the verifier applies grammars. Raise
         InvalidOption if any of several tools must be called, and no grammar can demand that."""
         found = find_format(model.chat_template_source, model.describes_tools)

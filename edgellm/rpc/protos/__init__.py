@@ -1,7 +1,5 @@
 """The contract: messages and services in protobuf, the generated code, versions, and the parsing of messages."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TypeVar
 

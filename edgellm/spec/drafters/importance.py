@@ -3,8 +3,6 @@
 A chunk of `n` tokens has `n - 1` rows of attention: its last token has not been fed to the model when the gate decides.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgellm.engine import Recorder

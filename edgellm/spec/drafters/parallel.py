@@ -3,8 +3,6 @@
 A prediction is where a chunk will be rejected, and the verifier's own token there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Drafts of the verifier's speculator: its MTP layer, or an EAGLE-3 head beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -14,8 +14,6 @@ then the bytes of the reply in its own tokens. How those are cut does not matter
 quality of the drafts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The chance that the verifier accepts a token, learned from its verdicts: by the confidence of a draft model, and by
 the evidence for a copy."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate

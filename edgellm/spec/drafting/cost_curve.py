@@ -1,7 +1,5 @@
 """The cost curve: the seconds of a decode by its number of rows, measured on this device and corrected by decodes."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence

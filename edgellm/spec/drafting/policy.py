@@ -8,8 +8,6 @@ drafts; so where nothing is right, replies take as long as without drafts. A dra
 as right as can be hoped would not repay their rows and its own time.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The continuation value of `fitted.py` depends on the policy itself, so it is fit
 the profiled replies, a few times over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -154,7 +152,7 @@ class Chunks:
         """Return the mean confidence of each chunk."""
         return np.exp(-self.signals[:, MEAN_DOUBT])
 
-    def part(self, which: Flags) -> Chunks:
+    def part(self, which: Flags) -> "Chunks":
         """Return some of the chunks, those of whole replies."""
         return Chunks(self.signals[which], self.accepted[which], np.unique(self.reply[which], return_inverse=True)[1])
 

@@ -1,7 +1,5 @@
 """A pair's profile: offline observations, and the gate settings derived from them (Synera, section 5)."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -150,7 +148,7 @@ class Profile:
         """Return whether the profile contains tokens of its prompts."""
         return bool(self.difficulty.tokens)
 
-    def without_words(self) -> Profile:
+    def without_words(self) -> "Profile":
         """Return the same profile without tokens of prompts: each prompt is as usual."""
         return replace(self, difficulty=replace(self.difficulty, tokens=(), weights=()))
 
@@ -172,7 +170,7 @@ class Profile:
         write_state(path, f"{{\n{lines}\n}}\n")
 
     @classmethod
-    def load(cls, path: Path, *, own: bool = False) -> Profile:
+    def load(cls, path: Path, *, own: bool = False) -> "Profile":
         """Load a saved profile. `own`: the file belongs to edgellm, so it must not be a link. Raises ProfileUnusable:
         there is no such file, or it is not a profile of this version."""
         try:

@@ -5,8 +5,6 @@ little of the chunks after it; the prompt says more. The fit recognises words th
 helps with similar questions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ reply than the prompt's own words. Of the paper's token tree, only the likeliest
 position to the token predicted there (sample), to the next place where that occurs in the prompt (search), and so on.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 

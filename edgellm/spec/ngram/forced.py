@@ -1,7 +1,5 @@
 """The text that a reply's JSON schema leaves no choice about, as a source of drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

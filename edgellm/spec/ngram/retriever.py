@@ -1,8 +1,6 @@
 """Copies that may follow a reply: from the context, past conversations, the model's own predictions, and rejected
 drafts; and the index of these texts, kept from reply to reply."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

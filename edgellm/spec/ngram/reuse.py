@@ -1,7 +1,5 @@
 """Draft reuse (CoordGen, section 3.4 and equation 3): the plausible rest of a rejected draft."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from edgellm.spec.ngram.sources import Cursor, DraftSource, ListCursor

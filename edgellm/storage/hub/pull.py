@@ -5,8 +5,6 @@ over plain HTTP: current versions of huggingface_hub discard a partial download,
 split model are fetched one after the other, and none is linked into the cache's snapshot before all of them are there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

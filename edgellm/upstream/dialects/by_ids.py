@@ -1,7 +1,5 @@
 """Servers whose /v1/completions, as OpenAI's, takes token ids for a prompt: vLLM, and gateways that hand such on."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

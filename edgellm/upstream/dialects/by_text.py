@@ -1,7 +1,5 @@
 """Servers whose /v1/completions takes texts: LM Studio, TabbyAPI, mlx-lm, llama-cpp-python's server and others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

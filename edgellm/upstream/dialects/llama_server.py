@@ -1,7 +1,5 @@
 """llama-server: writes as many tokens as a chunk has and one more, behind a prompt of token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

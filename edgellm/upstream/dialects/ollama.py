@@ -1,7 +1,5 @@
 """Ollama: /api/generate in raw mode, by text. Answers have the bytes of tokens, and no ids."""
 
-from __future__ import annotations
-
 from base64 import b64decode
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Readers of what servers answer: JSON, which may be anything. Each raises RowsUnusable for a value of another kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """The common parts of all kinds of servers: the list of models, and fields of requests."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

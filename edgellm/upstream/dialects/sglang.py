@@ -4,8 +4,6 @@ Log-probabilities are asked for from the last token of the prompt on: from the f
 computed again, and from the first drafted token on, that token would have none.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from edgellm.spec.types import Sampling

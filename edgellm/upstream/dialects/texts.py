@@ -6,8 +6,6 @@ a text that ends elsewhere, such as in the middle of a character, is sent up to 
 server writes the rest again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence

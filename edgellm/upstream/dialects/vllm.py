@@ -6,8 +6,6 @@ NaN, vLLM cannot write its answer and refuses; such a request is fanned out, too
 a row. The newer runner answers only with computed rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ without another, the device is told when to ask again. Every request has the who
 no failure loses or repeats tokens.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 from collections import defaultdict
@@ -42,7 +40,7 @@ class _Reply:
     home: PooledServer
     held: Ids = field(default_factory=lambda: NO_IDS)
     texts: dict[PooledServer, UpstreamText] = field(default_factory=dict)
-    asked: _Asked | None = None
+    asked: "_Asked | None" = None
 
 
 @dataclass(slots=True, eq=False)

@@ -1,8 +1,6 @@
 """The servers behind a gateway: their opening, by their models, though all may be away at the start; the choice among
 them, and their figures."""
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -3,8 +3,6 @@
 0 is the smallest case, 1 the usual largest; above 1 the context grows up to the trained length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from models.case import Case

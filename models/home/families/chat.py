@@ -1,7 +1,5 @@
 """Several turns: small talk, things to remember, and questions about what was said before (as in multi-turn chats)."""
 
-from __future__ import annotations
-
 from models.case import Case, Turn, assistant, look, user
 from models.home.families import facts
 from models.home.world import World, phrasings

@@ -1,7 +1,5 @@
 """Multiple choice over notes: up to four answers with letters, one of them right (as in the papers' CSQA)."""
 
-from __future__ import annotations
-
 from models.case import Case, conversation, look
 from models.home.families import facts
 from models.home.world import World, phrasings

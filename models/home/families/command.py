@@ -1,7 +1,5 @@
 """Device commands: from a person's request and a list of devices to one line that a home hub can run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from models.case import Case, conversation, look, sentence

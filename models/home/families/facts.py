@@ -5,8 +5,6 @@ judged by exact match. The answer first names the subject of the question, then 
 looking up what it has just named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

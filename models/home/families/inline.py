@@ -2,8 +2,6 @@
 line or several, with and without a blank line between.
 """
 
-from __future__ import annotations
-
 from models.case import Case, assistant, user
 from models.home.families import command, judge, qa, quantity
 from models.home.families.page import page

@@ -1,7 +1,5 @@
 """Opinions to judge: does a person like a thing? Yes or no, with several opinions in sight (as in BoolQ and SST)."""
 
-from __future__ import annotations
-
 from models.case import Case, conversation, look
 from models.home.families.page import page
 from models.home.world import World, phrasings

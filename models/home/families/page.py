@@ -5,8 +5,6 @@ small cannot learn for thousands of words that the two are the same word, so on 
 A few pages of the training text are bare lines, as people also write them.
 """
 
-from __future__ import annotations
-
 from models.home.world import Split, World
 
 BARE_SHARE = 0.08

@@ -4,8 +4,6 @@ The kinds of facts and the answers are those of `facts`. A telling may be full (
 ("it's on the shelf"), which only the question before it makes clear.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -129,7 +127,7 @@ class PlainFact:
         """Return the answer, with the value marked."""
         return self.kind.answer.format(**self.subject, **{slot: look(value) for slot, value in self.value.items()})
 
-    def changed(self, world: World) -> PlainFact:
+    def changed(self, world: World) -> "PlainFact":
         """Return the fact with another value."""
         return replace(self, value=self.kind.value(world))
 

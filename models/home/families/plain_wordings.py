@@ -3,8 +3,6 @@
 Full tellings name the thing, short ones only the value.
 """
 
-from __future__ import annotations
-
 from models.home.world import phrasings
 
 PLACE_TELL = phrasings(

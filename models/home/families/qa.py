@@ -1,7 +1,5 @@
 """In-context question answering, extractive: notes, then a question that one of them answers (as in SQuAD)."""
 
-from __future__ import annotations
-
 from models.case import Case, conversation
 from models.home.families import facts
 from models.home.world import World

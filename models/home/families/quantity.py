@@ -1,7 +1,5 @@
 """Questions about time and quantity: small sums whose numbers stand in the context."""
 
-from __future__ import annotations
-
 from models.case import Case, conversation, look
 from models.home.families.page import page
 from models.home.world import Pool, World, phrasings

@@ -1,7 +1,5 @@
 """Answering a message with the right name, day, time and place (as in the papers' message-reply data)."""
 
-from __future__ import annotations
-
 from models.case import Case, assistant, look, sentence, user
 from models.home.world import World, phrasings
 

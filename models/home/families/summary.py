@@ -3,8 +3,6 @@
 Routine lines are left out; notable events come in order, each kind with the summary's own words.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from models.case import Case, assistant, look, sentence, user

@@ -1,7 +1,5 @@
 """Facts told in a chat, in plain words: before a question, after one asked in vain, and set right later."""
 
-from __future__ import annotations
-
 from models.case import Case, Turn, assistant, user
 from models.home.families import chat
 from models.home.families.facts import UNKNOWN

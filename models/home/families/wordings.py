@@ -1,7 +1,5 @@
 """Wordings of facts and of questions about them: one list for training, one for held-out cases."""
 
-from __future__ import annotations
-
 from models.home.world import phrasings
 
 PLACE_NOTE = phrasings(

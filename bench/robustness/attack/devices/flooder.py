@@ -5,8 +5,6 @@
 It prints a line when the flood has begun, and ends with its stdin.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

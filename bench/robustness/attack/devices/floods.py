@@ -1,7 +1,5 @@
 """One device (not paired in the last flood) floods a verifier that another device uses as usual."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

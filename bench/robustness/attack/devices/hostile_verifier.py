@@ -1,7 +1,5 @@
 """Verifiers that never answer, say what cannot be, or send too much, beside which a reply must end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Three devices: a worker in a process of its own, its owner, and an attacker with some rights."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One paired device sends prompts that another may have sent, and measures the time of the verdict."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import closing
 from pathlib import Path

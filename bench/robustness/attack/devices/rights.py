@@ -1,7 +1,5 @@
 """Use the rights of a paired device to do what it may not, also when one is taken away meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """A model hub that lies, in every answer to `edgellm pull`."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Crafted model files against the loader: no file may end the process that loads it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

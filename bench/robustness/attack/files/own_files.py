@@ -5,8 +5,6 @@ is a command that does not end, is killed, says that something unexpected happen
 writes through a link.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

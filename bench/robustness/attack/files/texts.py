@@ -1,7 +1,5 @@
 """Texts that kill or hold up a tokenizer: every pre-tokenizer, through the command line, HTTP, and a link."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """Single turns without notes, for the curriculum: greetings, and questions that no note can answer."""
 
-from __future__ import annotations
-
 from models.case import Case, assistant, user
 from models.home.families import chat, facts
 from models.home.world import World

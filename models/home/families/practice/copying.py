@@ -4,8 +4,6 @@ Most words are invented. The questions are for the word after or before another 
 learned last of all, and every question about who has or does a thing needs it.
 """
 
-from __future__ import annotations
-
 from models.case import Case, assistant, conversation, look, user
 from models.home.families.page import page
 from models.home.world import World, strange

@@ -4,8 +4,6 @@ At the start of a message a name has other tokens than behind a space (`An`, `na
 each name has to be met at a start, which tellings of all kinds seldom bring.
 """
 
-from __future__ import annotations
-
 from models.case import Case, Turn, user
 from models.home.families.plain import KINDS, PlainFact
 from models.home.families.told import noted

@@ -1,7 +1,5 @@
 """Sums alone, for the curriculum: looking up their numbers is learned early, adding them late."""
 
-from __future__ import annotations
-
 from models.case import Case, conversation, look
 from models.home.families.quantity import clock_sum, count_sum
 from models.home.world import World
