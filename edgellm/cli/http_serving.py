@@ -15,7 +15,6 @@ from edgellm.cli.options import assigned
 from edgellm.cli.server_options import HTTP_PORT, HTTPOptions
 from edgellm.cli.views.console import err, is_terminal, print_event, say
 from edgellm.engine import Model
-from edgellm.engine.embedding.embedder import Embedder
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, PortTaken, TrustUnusable
@@ -71,6 +70,8 @@ def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) 
         return
     if server is None:
         raise InvalidOption("--embeddings is for HTTP, and --no-http is given.", "Leave one of them out.")
+    from edgellm.engine.embedding.embedder import Embedder  # an installation may be without it
+
     path = resolve(model)
     with Model.load(path, LoadSpec(hardware, embeds=True)) as loaded, Embedder(loaded) as embedder:
         server.models.open_embedder(ServedEmbedder(name_of(path), embedder))

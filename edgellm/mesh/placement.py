@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from edgellm.coldstart.costs import ANY_LAYERS, Device, LayersOnDevice, Links, ModelCosts, TransformerShape
-from edgellm.coldstart.phases import Phases, plan_phases
 from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, format_seconds, plan, solve
 from edgellm.coldstart.problem import Home, MemoryOverhead, Stop, never, restrict_to_stored
 from edgellm.engine import Dimensions, ModelFile, dimensions
@@ -16,8 +16,13 @@ from edgellm.layer_range import LayerRange, StageShare
 from edgellm.storage.layer_pieces import grid, grid_lines
 
 if TYPE_CHECKING:
+    from edgellm.coldstart.phases import Phases
     from edgellm.rpc.layers import Worker
 
+COURSES = (
+    "edgellm.coldstart.phases",
+)  # fmt: skip
+"""The modules that plan a reply which begins with other shares than it ends with."""
 WAITED_SECONDS = 2.0
 """Seconds of planning for which devices or a reply wait: of phases, and of a new split after a loss."""
 TRYING = 1.0  # seconds in which a process of its own tries a new kind of piece
@@ -64,7 +69,7 @@ class Placement:
     unused: tuple[tuple[str, str], ...]
     workers: "Mapping[str, Worker] | None" = None
     left_out: tuple[tuple[str, str], ...] = ()
-    phases: Phases | None = None
+    phases: "Phases | None" = None
 
     def advice(self, model: str) -> str:
         """Return a sentence on how to be faster next time, with `model` as the user calls it; empty if nothing would be
@@ -133,8 +138,10 @@ def place(
 
 def with_phases(placed: Placement, stop: Stop = never) -> Placement:
     """Return the placement with the course of a reply, which may begin with other shares."""
-    phases = plan_phases(placed.home, placed.shares, stop)
-    return placed if phases is None else replace(placed, shares=phases.first, phases=phases)
+    for course in COURSES:
+        if (phases := import_module(course).plan_phases(placed.home, placed.shares, stop)) is not None:
+            return replace(placed, shares=phases.first, phases=phases)
+    return placed
 
 
 def deploy_command(model: str, lacking: Iterable[Lacking], workers: "Mapping[str, Worker]") -> str:

@@ -96,7 +96,7 @@ def test_a_verifier_that_reports_none_is_not_asked_for_them(
         info = await greet(*arguments, **options)
         return replace(info, capabilities=replace(info.capabilities, logprobs=False))
 
-    monkeypatch.setattr("edgellm.services.client.verifier_client.greet", silent)
+    monkeypatch.setattr("edgellm.services.verification_codec.greet", silent)
     with LLM.open(f32_pair[0], address, threads=1) as linked, pytest.raises(InvalidOption, match="another device"):
         linked.reply(case(2), logprobs=1)
 

@@ -144,7 +144,7 @@ def test_too_much_memory_and_other_versions_are_refused(endpoint: Endpoint, monk
     sessions[1].open()
     sessions[1].close()
     monkeypatch.setattr("edgellm.rpc_engine.service.VERSION", "0.0.1")
-    with pytest.raises(ProtocolError, match=rf"llama-cpp-python 0\.0\.1, but this device has {VERSION}"):
+    with pytest.raises(ProtocolError, match=rf"llama-cpp-python 0\.0\.1, and this device {VERSION}"):
         sessions[1].open()
 
 

@@ -68,7 +68,7 @@ def written_by(answer: Answer, path: str) -> str:
     """Return the text of a whole reply."""
     found = answer.json
     return {
-        "/v1/messages": lambda: found["content"][0]["text"],
+        "/v1/messages": lambda: "".join(part["text"] for part in found["content"]),
         "/v1/responses": lambda: found["output"][0]["content"][0]["text"],
         "/api/chat": lambda: found["message"]["content"], "/api/generate": lambda: found["response"],
         "/v1/chat/completions": lambda: found["choices"][0]["message"]["content"],
