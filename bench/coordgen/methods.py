@@ -137,6 +137,7 @@ class Method:
         beside: dict[str, DraftSource] = {
             "history": Past(), "calibration": Calibration(seen), "reuse": Reuse(inside),
         }  # fmt: skip
+        others = [name for name in others if name in beside]  # A task has no JSON schema.
         sources: dict[str, DraftSource | None] = {"base": base, **{name: beside[name] for name in others}}
         if self.calibrates:
             sources["none"] = _Mute(seen)

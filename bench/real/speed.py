@@ -59,6 +59,7 @@ def ours(pair: LLM, tokens: int, **options: Any) -> Timed:
     def timed(messages: Sequence[Message]) -> dict[str, float]:
         reply = pair.reply(messages, max_tokens=tokens, temperature=0.0, **options)
         list(reply)
+        pair.wait_until_measured()  # The next reply is another pair's, whose cores this must not use.
         said = reply.summary
         behind = (said.tokens_per_second or 0.0) * said.seconds_decoding
         passes = said.tokens * (said.verifier_passes_per_token or 1.0)
@@ -144,14 +145,14 @@ def opened(server: Path, stack: ExitStack, verifier: Path, draft: Path, threads:
     from llama_cpp import Llama  # after edgellm, which finds its library
 
     way = partial(paired, stack, verifier, threads, tokens)
-    loop = Llama(str(verifier), n_ctx=N_CTX, n_threads=threads, n_threads_batch=threads, verbose=False)
     ways = {
         "alone": way(None, retrieval="off"),
         "copies": way(None),
         "default": way(draft),
         "draft model": way(draft, retrieval="off", gate="always", gamma=4),
-        "llama_cpp.Llama": python_loop(loop, tokens),
     }
+    loop = Llama(str(verifier), n_ctx=N_CTX, n_threads=threads, n_threads_batch=threads, verbose=False)
+    ways["llama_cpp.Llama"] = python_loop(loop, tokens)
     for name, options in SERVERS.items():
         words = [*options, *([str(draft), "-ctkd", "f16"] if "-md" in options else [])]
         ways[name] = their_server(stack.enter_context(llama_server(server, verifier, threads, words)), tokens)
