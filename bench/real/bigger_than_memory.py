@@ -66,6 +66,7 @@ def replies(
     """Return the figures of a way's replies, in a process that may not keep `cold` of the verifier's weights."""
     hardware, small = Hardware(n_ctx=N_CTX, threads=threads), "none" if way in ("alone", "copies") else draft
     with tempfile.TemporaryDirectory(dir=Path(verifier).parent) as folder, limited() as leave:
+        os.environ["EDGELLM_HOME"] = folder  # Nobody else is to use a curve that is measured without memory.
         copy = Path(shutil.copy(verifier, folder))
         with copy.open("rb") as file:  # pages that another group has read would not count
             os.fsync(file.fileno())

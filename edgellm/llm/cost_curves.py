@@ -167,7 +167,13 @@ class ModelCurve:
 
     def correct(self, cost: DecodeCost, shared: bool) -> None:
         """Use the curve that the decodes of replies have made of an estimate; `shared`: some of them shared the cores.
-        Keep it for later processes if the process hardly waited meanwhile."""
+        Keep it for later processes if the process hardly waited meanwhile. Forget a measured one that strays from the
+        decodes: it is measured again."""
+        if cost.given.filled and cost.strays and not shared:
+            with self._lock:
+                if self._curve == cost.given and (known := self._hash.quick()) is not None:
+                    self._file(known).unlink(missing_ok=True)
+                    self._curve, self._measure_at, self._measurement = None, 0.0, CurveMeasurement()
         if cost.given.filled or cost.decodes < _LEARNED:
             return
         curve = cost.corrected()

@@ -78,7 +78,7 @@ class NgramRuntime:
 
         forced = None if grammar is None or not has("forced text") else partial(self._forced, grammar)
         copies = index.take(sources, forced)
-        if copies is not None and not index.policy.cost.given.filled and (curve := self.curve()).filled:
+        if copies is not None and (curve := self.curve()).filled and curve != index.policy.cost.given:
             index.policy.use_curve(curve)  # It has been measured.
         return copies
 

@@ -16,7 +16,7 @@ from edgellm.engine.cores import BUSY
 from edgellm.errors import Stopped
 from edgellm.llm import LLM, cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, IdleWork, ModelCurve, StoredCurve, estimated_curve, read_curve
-from edgellm.spec.drafting.cost_curve import CostCurve
+from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
 from edgellm.state import MONTH
 from edgellm.storage.fingerprint import FileHash, _PartHash
 from tests.llm.conftest import ASKED, prompts
@@ -115,6 +115,19 @@ def test_what_is_not_kept_is_measured_again(draft_path: Path, home: Path, monkey
         idle.wait()
         assert curve.measured
     assert shares == []
+
+
+def test_a_curve_far_from_what_decodes_take_is_measured_again(draft_path: Path, home: Path) -> None:
+    with Model.load(draft_path, faults=()) as model:
+        curve = ModelCurve(model, 1, FileHash(draft_path), waiting=lambda: Waited(0.0))
+        cost = DecodeCost(curve.measure())
+        for _ in range(15):
+            cost.observe(0, 1, 3.0 * cost.given.table()[1] + cost.given.head_seconds()[1])
+        curve.correct(cost, shared=True)
+        assert curve.measured, "the cores were shared"
+        curve.correct(cost, shared=False)
+        assert not curve.measured
+        assert not list((home / "cache" / "curves").glob("*"))
 
 
 # --- work while no reply is written -----------------------------------------------------------------------------------

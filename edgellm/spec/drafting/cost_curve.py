@@ -86,6 +86,9 @@ class DecodeCost:
 
     def __init__(self, curve: CostCurve) -> None:
         self.given = curve
+        # More rows are never faster, and disturbances only make a measurement longer.
+        least = np.minimum.accumulate(np.array(curve.seconds)[::-1])[::-1]
+        self._known = replace(curve, seconds=tuple(least.tolist()))
         self.decodes = 0  # decodes that were learned from
         self._log_rows = np.log(curve.rows)
         # Logarithms of measured over expected seconds; the curve itself counts as two decodes.
@@ -94,7 +97,7 @@ class DecodeCost:
         self._widths = curve.widths()
         nearest = np.abs(np.log(self._widths[1:])[:, None] - self._log_rows).argmin(axis=1)
         self._nearest: list[int] = nearest.tolist()  # measured number of rows nearest to 1, 2, 3 ... rows
-        self._plain, self._plain_heads = curve.table(self._widths), curve.head_seconds()
+        self._plain, self._plain_heads = self._known.table(self._widths), curve.head_seconds()
         self._correct([0.0] * len(curve.rows))
 
     def _correct(self, errors: Sequence[float]) -> None:
@@ -108,7 +111,7 @@ class DecodeCost:
 
     def corrected(self) -> CostCurve:
         """Return the curve of measured decodes."""
-        curve = self.given
+        curve = self._known
         tried = np.array(self._tries) >= WITNESSES
         if not tried.any():
             return curve
@@ -129,6 +132,12 @@ class DecodeCost:
     def loss(self, drafted: int, accepted: int) -> float:
         """Return the net cost of a draft with `accepted` tokens, in decodes without drafts."""
         return self.seconds(drafted, accepted + 1.0) / self.single - 1.0 - accepted
+
+    @property
+    def strays(self) -> bool:
+        """Return whether one row has long taken less than half or more than twice what the curve says, as one that was
+        measured while the device lacked memory."""
+        return self._tries[0] >= _RECENT and abs(self._errors[0]) > log(2.0)
 
     def observe(self, drafted: int, tokens: int, seconds: float) -> None:
         """Learn from a decode with `drafted` tokens that brought `tokens` in `seconds`, 0 if unknown."""

@@ -80,6 +80,13 @@ def test_a_curve_wildly_off_is_corrected_at_once(curve: CostCurve, factor: float
     assert cost.corrected().heads == pytest.approx(HEADS_MS, rel=0.01)
 
 
+def test_one_row_takes_what_it_takes_where_more_were_measured_faster() -> None:
+    cost = DecodeCost(CostCurve((1, 2, 64), (0.5, 0.3, 0.9)))
+    for _ in range(20):
+        cost.observe(0, 1, 0.01)
+    assert cost.single == pytest.approx(0.01, rel=0.01)
+
+
 def test_a_length_that_is_wildly_off_beside_one_that_is_right_is_corrected_alone() -> None:
     cost = DecodeCost(CostCurve((1, 4, 64), (1.0, 2.0, 60.0)))
     for _ in range(4):
