@@ -26,6 +26,7 @@ from tests.cli.conftest import Done, Edge
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
 from tests.storage.pieces import layerwise
+from tests.waiting import until
 
 Bytes = dict[LayerPiece, bytes]
 _I32 = 26  # a tensor type that llama.cpp cannot use for a norm
@@ -77,11 +78,11 @@ class Home:
         self.store = LayerStore(folder / "store", 10**9)
         stored = StoredLayers(self.store)
         places = () if own is None else (WholeModel(ModelFile.open(own), self.store),)
-        cache = WeightCache(SeveralSources(*places, stored), keep=0.0)
-        self.worker = WorkerServer(cache, ANYWHERE, trust=self.worker_trust, stored=stored)
+        self.cache = WeightCache(SeveralSources(*places, stored))
+        self.worker = WorkerServer(self.cache, ANYWHERE, trust=self.worker_trust, stored=stored)
 
     def attack(self, manifest: Manifest, bad: Manifest, pieces: Bytes) -> None:
-        """Removes what can be removed, and brings the other layers 7 to 12."""
+        """Remove what can be removed, and bring the other layers 7 to 12."""
 
         places = [at for at, piece in enumerate(bad.pieces) if piece.first >= 6]
 
@@ -93,6 +94,7 @@ class Home:
                 await upload(channel, "desk", bad, places, cut, RateLimiter(), lambda _carried: None)
 
         run_in_network_loop(asyncio.wait_for(work(), 30)).result()
+        until(lambda: self.cache.evict_unused(everything=True) or not self.cache.size)  # the next run loads them anew
 
 
 @contextmanager
