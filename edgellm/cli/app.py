@@ -44,7 +44,7 @@ from edgellm.system import config_file, state_dir
 
 _ALIASES = {"list": "ls", "models": "ls"}
 """Other programs' names of commands; no page shows them."""
-_PASS_ON = ("run", "service install")
+_PASS_ON = ("run", "mesh run", "service install")
 """The commands that keep unknown options among their words."""
 _SECTION = re.compile(r"^(?:== (?P<heading>.*)|\[edgellm ?(?P<name>.*?)\] ?(?P<home>\S*))$", re.MULTILINE)
 WIDTH = 100

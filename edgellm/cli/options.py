@@ -64,7 +64,6 @@ class _Record:
             made = typer.Option(
                 *one.names, metavar=one.metavar, help=one.help or texts[name], show_default=one.shown or True,
                 envvar=one.variable, autocompletion=complete, rich_help_panel=one.panel, min=one.least,
-                hidden=bool(one.refused),
             )  # fmt: skip
             kind = inspect.Parameter.KEYWORD_ONLY
             yield inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, made])
@@ -72,9 +71,6 @@ class _Record:
     def build(self, given: dict[str, Any]) -> Any:
         """Return the record, with its values taken out of those that were `given`."""
         values = {name: given.pop(name) for name in self.flags}
-        for name, one in self.flags.items():
-            if one.refused and values[name]:
-                raise InvalidOption(f"{dashed(name)} {one.refused}.", "Leave it out here.")
         lists = {one.name for one in fields(self.kind) if one.default == ()}
         return self.kind(**{name: tuple(one or ()) if name in lists else one for name, one in values.items()})
 
@@ -217,6 +213,7 @@ def conversation_ids() -> Iterator[tuple[str, str]]:
 
 Engine: TypeAlias = Literal["auto", "stages", "rpc"]
 """The engines that spread a model over devices."""
+Objective: TypeAlias = Literal["ttft", "reply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +228,8 @@ class PairOptions:
     peer: tuple[str, ...] = option((), "DEVICE|HOST:PORT", complete=peer_names)
     mesh: str | None = option(None, "SPLIT|FILE.toml|auto", panel=DEVICES)
     engine: Engine = option("auto", "auto|stages|rpc")
+    objective: Objective = option("reply", panel=DEVICES)
+    f16: bool = option(False, names=("--f16",), panel=DEVICES)
     verifier_tier: str | None = option(None, TIERS, panel=DRAFTS, shown="the best way that it has")
     verifier_key_file: Path | None = option(None, "FILE", panel=DRAFTS, shown="$EDGELLM_VERIFIER_KEY")
 
@@ -292,13 +291,12 @@ def _argument(text: str) -> tuple[str, object]:
 DRAFT, VERIFIER = "draft", "verifier"
 PLANNING = ("gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn")
 """The options that a plan for several devices depends on."""
-_RUN_ONLY = "does not change a plan: give it to edgellm mesh run"
 _SWITCH = {"on": True, "off": False}
 Values = tuple[str, ...]
 
 
-def _hardware(metavar: str, shown: str, refused: str = "") -> Any:
-    return option((), metavar, panel="Hardware", shown=shown, refused=refused)
+def _hardware(metavar: str, shown: str) -> Any:
+    return option((), metavar, panel="Hardware", shown=shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,16 +345,6 @@ class HardwareOptions:
             reproducible=bool(value("reproducible", **_SWITCH)),
         )  # fmt: skip
 
-    def of_planned(self) -> Hardware:
-        """Return the hardware of this device's part of a planned model. Raise InvalidOption for an unknown value."""
-        for name, texts in self.given.items():
-            if found := [text for text in texts if text.startswith(f"{DRAFT}=")]:
-                raise InvalidOption(
-                    f"{dashed(name)} {found[0]} is for a draft model, and a plan has none.",
-                    "Leave it out here, and give it to edgellm mesh run.",
-                )
-        return self.of(VERIFIER)
-
     def _text(self, name: str, role: str) -> str | None:
         """Return the last value that holds for a model; None if there is none."""
         found = None
@@ -369,29 +357,11 @@ class HardwareOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class MeshHardware(HardwareOptions):
-    """The options of a command that runs a model on several devices."""
-
-    ctx_size: Values = _hardware("N", "4096, if the model was trained for as many")
-
-
-@dataclass(frozen=True, slots=True)
 class PlanHardware(HardwareOptions):
     """The options on which a plan for several devices depends."""
 
     gpu_layers: Values = _hardware("auto|all|0", "all, if there are cards")
     ctx_size: Values = _hardware("N", "4096, or as many as are planned for")
-    mlock: Values = _hardware("VALUE", "", _RUN_ONLY)
-    reproducible: Values = _hardware("VALUE", "", _RUN_ONLY)
-
-
-@dataclass(frozen=True, slots=True)
-class DeployHardware(PlanHardware):
-    """The options that decide which layers a device needs."""
-
-    batch_size: Values = _hardware(
-        "VALUE", "", "does not change which layers a device needs: give it to edgellm mesh run"
-    )
 
 
 def _wrong(name: str, text: str, instead: str) -> InvalidOption:

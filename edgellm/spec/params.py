@@ -45,8 +45,6 @@ class Flag:
     several: Collection[str] = ()
     """The choices that may be given together, separated by commas."""
     least: float | None = None
-    refused: str = ""
-    """The reason why the command lacks this option, which is then hidden."""
 
 
 def flag(default: Any, text: str, metavar: str | None = None, **more: Any) -> Any:

@@ -256,7 +256,7 @@ def test_a_model_that_cannot_be_cut_runs_over_rpc(
         run = ("mesh", "run", model, QUESTION, *question, *peer)
         done = edge(*run, "--split", "here:1-2,desk:3-4")
         assert done.told("engine: rpc. The layers of this lfm2 model cannot be cut").out == alone.out
-        edge(*run, "--f16").told(code=2)
+        edge(*run, "--f16").told("--f16 is for stages only", code=2)
         planned = ("mesh", "plan", model, *peer)
         plan = edge(*planned, "--json").answer
         assert plan["engine"] == "rpc"

@@ -1,6 +1,5 @@
 """Options: records, what a setting says in a file, a variable or on the command line, hardware, and thoughts."""
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ class Shelf:
     mug: str = flag("red", "Its colour.", choices={"red": "like a rose", "blue": "like the sea"})
     tools: tuple[Path, ...] = flag((), "What lies on it.", "FILE")
     height: float = flag(1.0, "How high it hangs.", "M", least=0.5, shown="as is usual")
-    ladder: bool = flag(False, "", refused="is for the attic")
     kept: int = 7
 
 
@@ -70,8 +68,6 @@ def test_a_command_gets_the_record_of_its_flags() -> None:
     for wrong in (("--mug", "green"), ("--height", "0"), ("--kept", "3"), ("--tool", "a")):
         with pytest.raises(AssertionError, match="Usage"):
             given(Shelf, *wrong)
-    with pytest.raises(InvalidOption, match="--ladder is for the attic"):
-        given(Shelf, "--ladder")
 
 
 def test_choices_complete_and_several_are_separated_by_commas() -> None:
@@ -224,7 +220,7 @@ def test_a_value_that_does_not_exist_is_named(name: str, value: str) -> None:
 def test_a_plan_has_the_options_that_it_depends_on_and_a_chat_uses_all(edge: Edge) -> None:
     for command in ("plan", "deploy"):
         shown = edge("mesh", command, "--help-all").told("--gpu-layers", "--tensor-split", "--ctx-size", "--cache-type")
-        assert not re.search("--mlock|draft=", shown.out)
+        assert "--mlock" not in shown.out
     edge("chat", QUESTION, "--threads", "1", "--ctx-size", "256", "--max-tokens", "4").told()
     longer = f"{QUESTION} In the house of my grandmother, and where is the old key?"
     edge("chat", longer, "--ctx-size", "16").told("holds 16", code=1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from edgellm.rpc.layers import Worker
 
 
-Objective: TypeAlias = Literal["ttft", "reply"]
-
-
 @dataclass(frozen=True, slots=True)
 class HomeOptions:
     """The devices of a home, and the engine that spreads a model over them."""
@@ -35,6 +33,21 @@ class HomeOptions:
     engine: options.Engine = option("auto", "auto|stages|rpc")
     peer: tuple[str, ...] = option((), "[NAME=]HOST:PORT")
     interface: tuple[str, ...] = option((), "NAME|IP", panel=options.DEVICES, shown="those of the home")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of a plan, and its devices if not those of this home."""
+
+    devices: Path | None = option(None, "FILE.toml")
+    preset: str | None = option(None, "NAME")
+    tokens_in: int = option(1024, "N", least=1)
+    tokens_out: int = option(128, "N", least=0)
+    objective: options.Objective = option("ttft")
+    overlap: Literal["paper", "receiving", "streamed"] = option("streamed")
+    warm: bool = option(False, names=("--warm",))
+    time_limit: float = option(10.0, "SECONDS", least=0.0)
+    measure: bool = option(False, names=("--measure",))
 
 
 def peers(
@@ -210,9 +223,6 @@ class DeployOptions:
     """The layers to send, and the devices to send them to."""
 
     split: str | None = option(None, "NAME:A-B,NAME:C-D", shown="as mesh plan advises")
-    tokens_in: int = option(1024, "N", least=1)
-    tokens_out: int = option(128, "N", least=0)
-    reply: bool = option(False, names=("--reply",))
     rate: float = option(0.0, "MBIT", least=0.0)
 
 
@@ -220,8 +230,9 @@ class DeployOptions:
 def deploy(
     ctx: typer.Context,
     asked: DeployOptions,
+    planned: Annotated[PlanOptions, "tokens_in", "tokens_out", "objective"],
     home: Annotated[HomeOptions, "peer", "interface"],
-    hardware: options.DeployHardware,
+    hardware: Annotated[options.PlanHardware, *options.PLANNING],
     model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names),
     as_json: options.AsJson = False,
 ) -> None:
@@ -238,7 +249,7 @@ def deploy(
     file = ModelFile.open(resolve(model))
     workers: Mapping[str, Worker] = {}
     if asked.split is None:
-        named, workers = _advised(file, asked, home, hardware)
+        named, workers = _advised(file, planned, home, hardware.of(options.VERIFIER))
         if [one.name for one in named] == [HERE]:
             say("There is nothing to deploy: the plan uses this device alone, which has the model.")
             if as_json:
@@ -269,16 +280,15 @@ def deploy(
 
 
 def _advised(
-    file: ModelFile, asked: DeployOptions, home: HomeOptions, hardware: options.DeployHardware
+    file: ModelFile, asked: PlanOptions, home: HomeOptions, own: Hardware
 ) -> tuple[tuple[StageShare, ...], dict[str, Worker]]:
     """Return the shares of the best plan, which is printed, and the workers by name."""
     from edgellm.cli.views.mesh_view import say_context
     from edgellm.coldstart.plan import plan
     from edgellm.llm.mesh_llm import PLAN_SECONDS, Workload, planned_positions, within
 
-    own = hardware.of_planned()
     own = replace(own, n_ctx=planned_positions(file, own.n_ctx, asked.tokens_in + asked.tokens_out))
-    workload = Workload(asked.tokens_in, asked.tokens_out, "reply" if asked.reply else "ttft", hardware=own)
+    workload = Workload(asked.tokens_in, asked.tokens_out, asked.objective, hardware=own)
     survey = survey_workers(file, find_home_workers(home.interface, home.peer), False, own)
     found = plan(workload.home(file, survey.fleet()), within(PLAN_SECONDS))
     say(found.advice)

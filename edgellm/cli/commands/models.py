@@ -206,17 +206,26 @@ def run(
     model = model if named is None else named
     if model is None:
         raise InvalidOption("No model is named.", "Name one: edgellm run MODEL PROMPT; edgellm ls lists those here.")
-    if model.startswith("-"):
-        raise InvalidOption(f"{model} is before the model.", "Name the model first: edgellm run MODEL PROMPT")
-    path = here_or_pulled(model, yes=yes)
+    path = here_or_pulled(checked_first(model), yes=yes)
     if draft is None:
         draft = fitting_draft(model, path)
+    return talk(context, ["--draft", draft, "--verifier", model, *words])
+
+
+def checked_first(model: str) -> str:
+    """Return the first word behind a command, if it is no option of `edgellm chat`. Raise InvalidOption."""
+    if model.startswith("-"):
+        raise InvalidOption(f"{model} is before the model.", "Name the model first, as in: edgellm run MODEL PROMPT")
+    return model
+
+
+def talk(context: typer.Context, words: list[str]) -> int:
+    """Run `edgellm chat` with these words, and with those of its settings that belong to any pair."""
     root = context.find_root()
-    given = ["--draft", draft, "--verifier", model, *words]
     command = root.command.get_command(root, "chat")  # type: ignore[attr-defined]
     settings = (root.default_map or {}).get("chat") or {}
     kept = {name: value for name, value in settings.items() if name not in _LEFT_TO_US}
-    with command.make_context("chat", given, parent=root, default_map=kept) as chat:
+    with command.make_context("chat", words, parent=root, default_map=kept) as chat:
         code: int = command.invoke(chat)
     return code
 
