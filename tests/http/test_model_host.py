@@ -4,8 +4,8 @@ import asyncio
 import math
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -85,24 +85,19 @@ class Shelf:
         return [ModelInfo(id=name, created=0, context_length=None, loaded=False) for name in list(self.openings)]
 
 
-def run(walk: Callable[[ModelHost, Shelf], Awaitable[None]], **options: Any) -> Shelf:
-    """Run `walk` with a host of the default model 1-default, and close the host. Return the catalogue."""
-
-    async def all_of_it() -> Shelf:
-        host, shelf = ModelHost(**options), Shelf()
-        default = shelf.find("1-default")
-        host.open(default.open(Counter(), bool), opener=default, catalog=shelf)
-        try:
-            await asyncio.wait_for(walk(host, shelf), 60)
-        finally:
-            for opening in list(shelf.openings.values()):
-                opening.may_open.set()
-            await asyncio.to_thread(host.close)
-        return shelf
-
-    shelf = asyncio.run(all_of_it())
+@asynccontextmanager
+async def hosting(**options: Any) -> AsyncIterator[tuple[ModelHost, Shelf]]:
+    """A host of the default model 1-default, and its catalogue. In the end all models are closed."""
+    host, shelf = ModelHost(**options), Shelf()
+    default = shelf.find("1-default")
+    host.open(default.open(Counter(), bool), opener=default, catalog=shelf)
+    try:
+        yield host, shelf
+    finally:
+        for opening in list(shelf.openings.values()):
+            opening.may_open.set()
+        await asyncio.to_thread(host.close)
     assert not any(opening.in_memory for opening in shelf.openings.values())
-    return shelf
 
 
 @dataclass(frozen=True)
@@ -126,8 +121,8 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_a_model_is_opened_once_for_all_who_ask() -> None:
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
+async def test_a_model_is_opened_once_for_all_who_ask() -> None:
+    async with hosting() as (host, shelf):
         leases = await asyncio.gather(*(lent(host, "2-a") for _ in range(5)))
         assert len({id(lease.served) for lease in leases}) == 1
         assert (await lent(host, None)).served.name == "1-default"
@@ -135,12 +130,11 @@ def test_a_model_is_opened_once_for_all_who_ask() -> None:
         assert all(info.loaded for info in await host.infos())
         with pytest.raises(ApiError, match="No such"):
             await lent(host, "such")
+        assert len(shelf.openings["2-a"].opened) == 1
 
-    assert len(run(walk).openings["2-a"].opened) == 1
 
-
-def test_what_is_unused_for_longest_makes_room() -> None:
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
+async def test_what_is_unused_for_longest_makes_room() -> None:
+    async with hosting() as (host, _shelf):
         await (await lent(host, None)).release()
         used = await lent(host, "4-used")
         await (await lent(host, "3-old")).release()
@@ -149,21 +143,17 @@ def test_what_is_unused_for_longest_makes_room() -> None:
         assert [model.name for model in host.by_use()] == ["3-next", "4-used", "2-new"]  # 1-default went first
         assert used.served is (await lent(host, "4-used")).served
 
-    run(walk)
 
-
-def test_what_does_not_fit_is_refused_before_anything_is_closed() -> None:
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
+async def test_what_does_not_fit_is_refused_before_anything_is_closed() -> None:
+    async with hosting() as (host, _shelf):
         await (await lent(host, "9-big")).release()
         with pytest.raises(MemoryShort, match="11-huge takes 11"):
             await lent(host, "11-huge")
         assert {model.name for model in host.by_use()} == {"1-default", "9-big"}
 
-    run(walk)
 
-
-def test_what_is_in_use_is_waited_for() -> None:
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
+async def test_what_is_in_use_is_waited_for() -> None:
+    async with hosting() as (host, shelf):
         lease = await lent(host, "6-a")
         wanted = asyncio.ensure_future(lent(host, "7-b"))
         await until(lambda: any(one.closing for one in host.loaded.values()))
@@ -178,13 +168,10 @@ def test_what_is_in_use_is_waited_for() -> None:
         await late
         assert not shelf.openings["7-b"].in_memory
 
-    run(walk)
 
-
-def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_host, "BUSY_SECONDS", 0.05)
-
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
+    async with hosting() as (host, _shelf):
         lease = await lent(host, "6-a")
         with pytest.raises(ApiError, match="needs the memory of 6-a, which is still in use") as refused:
             await lent(host, "7-b")
@@ -192,22 +179,18 @@ def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         again = await lent(host, "6-a")
         assert again.served is lease.served
 
-    run(walk)
 
-
-def test_a_model_that_cannot_be_opened_is_no_obstacle_for_others() -> None:
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
+async def test_a_model_that_cannot_be_opened_is_no_obstacle_for_others() -> None:
+    async with hosting() as (host, shelf):
         shelf.find("2-bad").error = EngineFailed("It is damaged.", "Fetch it again.")
         for _ in range(2):
             with pytest.raises(EngineFailed, match="damaged"):
                 await lent(host, "2-bad")
         await lent(host, "2-good")
 
-    run(walk)
 
-
-def test_only_so_many_wait() -> None:
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
+async def test_only_so_many_wait() -> None:
+    async with hosting(waiting=3) as (host, shelf):
         shelf.find("2-slow").may_open.clear()
         waiting = [asyncio.ensure_future(lent(host, "2-slow")) for _ in range(3)]
         await until(lambda: [*host.loading] == ["2-slow"])
@@ -219,11 +202,9 @@ def test_only_so_many_wait() -> None:
         shelf.openings["2-slow"].may_open.set()
         await asyncio.gather(*waiting[1:])
 
-    run(walk, waiting=3)
 
-
-def test_a_model_is_closed_after_its_keep_alive() -> None:
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
+async def test_a_model_is_closed_after_its_keep_alive() -> None:
+    async with hosting(keep_alive=0.02) as (host, shelf):
         stays, goes = await lent(host, "2-stays", math.inf), await lent(host, "2-goes")
         await asyncio.sleep(0.1)
         assert shelf.openings["2-goes"].in_memory
@@ -239,13 +220,10 @@ def test_a_model_is_closed_after_its_keep_alive() -> None:
         assert host.default is None
         assert (await lent(host, None)).served.name == "1-default"
 
-    run(walk, keep_alive=0.02)
 
-
-def test_a_model_that_nobody_takes_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_nobody_takes_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_host, "MIN_IDLE_SECONDS", 0.02)
-
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
+    async with hosting(keep_alive=0.0) as (host, shelf):
         shelf.find("2-a").may_open.clear()
         waiting = asyncio.ensure_future(lent(host, "2-a"))
         await until(lambda: [*host.loading] == ["2-a"])
@@ -254,11 +232,9 @@ def test_a_model_that_nobody_takes_is_closed_too(monkeypatch: pytest.MonkeyPatch
         await until(lambda: bool(shelf.openings["2-a"].opened))
         await until(lambda: not shelf.openings["2-a"].in_memory)
 
-    run(walk, keep_alive=0.0)
 
-
-def test_a_model_is_unloaded_when_it_is_asked_for_and_none_opened_once_the_server_stops() -> None:
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
+async def test_a_model_is_unloaded_when_it_is_asked_for_and_none_opened_once_the_server_stops() -> None:
+    async with hosting() as (host, shelf):
         lease = await lent(host, "2-a")
         assert not await host.unload("2-a")
         assert shelf.openings["2-a"].in_memory
@@ -275,8 +251,6 @@ def test_a_model_is_unloaded_when_it_is_asked_for_and_none_opened_once_the_serve
         with pytest.raises(ApiError, match="stopping"):
             await lent(host, "2-a")
 
-    run(walk)
-
 
 @given(
     st.lists(st.tuples(st.sampled_from(["1-default", "3-a", "4-b", "5-c", "9-d", "11-e"]), st.booleans()), max_size=25)
@@ -284,33 +258,34 @@ def test_a_model_is_unloaded_when_it_is_asked_for_and_none_opened_once_the_serve
 def test_memory_holds_and_nothing_in_use_is_closed(steps: list[tuple[str, bool]]) -> None:
     """Whatever is asked for and given back, in any order."""
 
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
-        held: list[Lease] = []
-        waiting: list[asyncio.Task[Lease]] = []
+    async def walk() -> None:
+        async with hosting(waiting=100) as (host, shelf):
+            held: list[Lease] = []
+            waiting: list[asyncio.Task[Lease]] = []
 
-        def check() -> None:
-            assert all(not cast(Pair, lease.served.pair).closed for lease in held)
-            open_now = [one for one in list(shelf.openings.values()) if one.in_memory]
-            assert sum(one.size for one in open_now) <= ROOM
+            def check() -> None:
+                assert all(not cast(Pair, lease.served.pair).closed for lease in held)
+                open_now = [one for one in list(shelf.openings.values()) if one.in_memory]
+                assert sum(one.size for one in open_now) <= ROOM
 
-        for name, gives_back in steps:
-            if gives_back and held:
-                await held.pop(0).release()
-            waiting.append(asyncio.create_task(lent(host, name)))
-            await asyncio.sleep(0)
-            held.extend(task.result() for task in waiting if task.done() and task.exception() is None)
-            waiting = [task for task in waiting if not task.done()]
-            check()
-        while waiting:
-            done, _ = await asyncio.wait(waiting, timeout=0.02, return_when=asyncio.FIRST_COMPLETED)
-            held.extend(task.result() for task in done if task.exception() is None)
-            assert all(isinstance(task.exception(), MemoryShort | None) for task in done)
-            waiting = [task for task in waiting if not task.done()]
-            check()
-            while held:
-                await held.pop().release()
+            for name, gives_back in steps:
+                if gives_back and held:
+                    await held.pop(0).release()
+                waiting.append(asyncio.create_task(lent(host, name)))
+                await asyncio.sleep(0)
+                held.extend(task.result() for task in waiting if task.done() and task.exception() is None)
+                waiting = [task for task in waiting if not task.done()]
+                check()
+            while waiting:
+                done, _ = await asyncio.wait(waiting, timeout=0.02, return_when=asyncio.FIRST_COMPLETED)
+                held.extend(task.result() for task in done if task.exception() is None)
+                assert all(isinstance(task.exception(), MemoryShort | None) for task in done)
+                waiting = [task for task in waiting if not task.done()]
+                check()
+                while held:
+                    await held.pop().release()
 
-    run(walk, waiting=100)
+    asyncio.run(asyncio.wait_for(walk(), 60))
 
 
 def test_what_others_take_and_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
