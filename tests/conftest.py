@@ -28,6 +28,7 @@ from testkit.speculators import eagle3
 from tests.decodes import Watched, watch_decodes
 from tests.once import once
 from tests.spec.real import case
+from tests.watching import Calls, calls_of
 
 MODELS = Path(__file__).parent.parent / "models"
 FIRST = ("tests/net/", "tests/test_other_device.py")
@@ -265,19 +266,11 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def heads_are_late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Heads are computed late also for a small model. Returns how many rows were, one number for each time."""
+def heads_are_late(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Heads are computed late also for a small model. Returns them with the first row and the end, for each time."""
     for place in ("llm.model_loading", "llm.cost_curves", "services.server.servers"):
         monkeypatch.setattr(f"edgellm.{place}.head_pays", lambda _model: True)
-    computed: list[int] = []
-    compute = LMHead.compute
-
-    def noted(head: LMHead, first: int, end: int) -> None:
-        computed.append(end - first)
-        compute(head, first, end)
-
-    monkeypatch.setattr(LMHead, "compute", noted)
-    return computed
+    return calls_of(monkeypatch, LMHead, "compute")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from edgellm.engine import Capture, Context, ContextSpec, Floats, Model, graph_h
 from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.graph_hooks import SCORES, Recorder, attention_rows
 from edgellm.errors import EngineFailed, InvalidOption
+from tests.watching import calls_of
 
 IDS = np.arange(100, 140, dtype=np.int32)
 
@@ -194,16 +195,9 @@ def test_a_graph_remembered_wrongly_is_learned_anew(draft_model: Model, monkeypa
         seen, one = recorder(context), np.array([100])
         context.decode(one)
         others = seen.nodes
-        shown: list[int] = []
-        name = native.ggml.ggml_get_name
-
-        def noted(tensor: int) -> bytes:
-            shown.append(tensor)
-            return name(tensor)
-
-        monkeypatch.setattr(native.ggml, "ggml_get_name", noted)
+        shown = calls_of(monkeypatch, native.ggml, "ggml_get_name")
         context.decode(one)
-        others.update(dict.fromkeys(shown, False))  # as if another node had been at its address
+        others.update({tensor: False for (tensor,) in shown})  # as if another node had been at its address
         context.decode(one)
         with pytest.raises(EngineFailed, match="kq_soft_max-6"):
             seen.attention(6)

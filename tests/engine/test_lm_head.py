@@ -16,6 +16,7 @@ from edgellm.engine.lm_head import ROWS, block_ends, head_of, why_lazy
 from edgellm.errors import ContextFull, EngineFailed
 from testkit.gguf.random_model import Shape
 from tests.engine.conftest import QWEN, TINY, MakeModel
+from tests.watching import calls_of
 
 IDS = np.arange(300, 420, dtype=np.int32)
 
@@ -87,25 +88,18 @@ def test_a_head_that_is_more_than_a_product_is_found_out(make_model: MakeModel) 
 
 def test_only_what_is_looked_at_is_computed(pair: tuple[Context, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     late, plain = pair
-    computed: list[tuple[int, int]] = []
-    compute = LMHead.compute
-
-    def noted(head: LMHead, first: int, end: int) -> None:
-        computed.append((first, end))
-        compute(head, first, end)
-
-    monkeypatch.setattr(LMHead, "compute", noted)
+    computed = calls_of(monkeypatch, LMHead, "compute")
     rows = late.decode_lazy(IDS[:8], outputs=8, reached=[0.0] * 7)
     assert isinstance(rows, LazyLogits)
     assert not computed
     wanted = plain.decode(IDS[:8], outputs=8)
     assert np.allclose(rows[2], wanted[2], atol=1e-4)
-    assert computed == [(0, 1), (1, 2), (2, 3)]
+    assert [rows for _, *rows in computed] == [[0, 1], [1, 2], [2, 3]]
     assert rows.known == 3
     assert [len(block) for block in engine.in_blocks(rows)] == [3, 1, 1, 1, 1, 1]
     assert np.allclose(np.stack(list(rows)), wanted, atol=1e-4)
     late.decode_lazy(IDS[:8], outputs=8, reached=[1.0] * 7)[0]
-    assert computed[8:] == [(0, 8)]  # all of them take less time together
+    assert [rows for _, *rows in computed[8:]] == [[0, 8]]  # all of them take less time together
 
 
 def test_where_it_cannot_be_late_it_is_at_once(exact_model: Model) -> None:
@@ -143,17 +137,12 @@ def test_a_reused_address_does_no_harm(pair: tuple[Context, Context], monkeypatc
     assert late.lazy_head is not None
     assert isinstance(late.decode_lazy(IDS[:4], outputs=4), LazyLogits)
     wanted = plain.decode(IDS[:4], outputs=4).copy()
-    nodes, see, looked = late.lazy_head.nodes, late.lazy_head.nodes._show, list[int]()
-
-    def noted(node: int) -> bool:
-        looked.append(node)
-        return see(node)
-
-    monkeypatch.setattr(nodes, "_show", noted)
+    nodes = late.lazy_head.nodes
+    looked = calls_of(monkeypatch, nodes, "_show")
     late.rollback(0)
     late.decode_lazy(IDS[:4], outputs=4)
     assert looked  # the head's input
-    nodes.update(dict.fromkeys(looked, False))  # as if another tensor had been there
+    nodes.update({node: False for (node,) in looked})  # as if another tensor had been there
     late.rollback(0)
     assert np.allclose(known(late.decode_lazy(IDS[:4], outputs=4), 4), wanted, atol=1e-4)
     late.rollback(0)

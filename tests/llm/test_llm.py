@@ -21,6 +21,7 @@ from edgellm.spec.types import Explanation, Notice, PromptProgress
 from testkit.gguf.changed import with_sampling
 from tests.decodes import FEW, Decodes, Watched
 from tests.spec.real import case, ids
+from tests.watching import calls_of
 
 # --- stopping, and starting again -----------------------------------------------------------------------------------
 
@@ -276,14 +277,7 @@ def test_one_call_with_the_bundled_pair() -> None:
 
 
 def test_a_reply_in_one_call_that_is_never_read_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[LLM] = []
-    close = LLM.close
-
-    def noted(pair: LLM) -> None:
-        closed.append(pair)
-        close(pair)
-
-    monkeypatch.setattr(LLM, "close", noted)
+    closed = calls_of(monkeypatch, LLM, "close")
     reply = generate("Where is the mug?")
     del reply
     assert len(closed) == 1

@@ -2,15 +2,13 @@
 refused where they do not fit."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgellm.cli.app import run
 from edgellm.engine import Context, Message, Model
 from edgellm.errors import InvalidOption, ProfileStopped, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile
@@ -20,24 +18,15 @@ from edgellm.spec.drafters.parallel import MAX_BRANCHES
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
+from tests.cli.conftest import Edge, edge
 from tests.llm.conftest import ASKED, PROFILED, prompts
 from tests.spec.real import case
+from tests.watching import calls_of
 
-Shell = Callable[..., tuple[int, str, str]]
+__all__ = ["edge"]
+
 MOST = 24
 FEW = prompts(PROFILED, 1)[::2]
-
-
-@pytest.fixture
-def shell(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", None)
-        capsys.readouterr()
-        code = run(words)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return call
 
 
 def hashes(pair: tuple[Path, Path]) -> tuple[str, str]:
@@ -47,44 +36,38 @@ def hashes(pair: tuple[Path, Path]) -> tuple[str, str]:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_profile_from_end_to_end(shell: Shell, f32_pair: tuple[Path, Path], prompt_file: Path, address: str) -> None:
-    words = ("--draft", str(f32_pair[0]), "--verifier", address)
-    words_of_profile = ("--prompts", str(prompt_file), "--max-tokens", "24")
-    code, out, err = shell("profile", *words, *words_of_profile)
-    assert code == 0, err
-    for name in ("c_th", "alpha", "accepted up to token", "drafting a token", "verifying a chunk",
-                 "signal", "at a budget of 0.2"):  # fmt: skip
-        assert name in out
+def test_profile_from_end_to_end(
+    edge: Edge, home: Path, f32_pair: tuple[Path, Path], prompt_file: Path, address: str
+) -> None:
+    draft, verifier = map(str, f32_pair)
+    made = edge("profile", "--draft", draft, "--verifier", address, "--prompts", str(prompt_file), "--max-tokens", "24")
+    made.told("c_th", "alpha", "accepted up to token", "drafting a token", "verifying a chunk", "at a budget of 0.2")
     kept = profile_path(*hashes(f32_pair))  # by what the models are, wherever they are
-    assert str(kept) in err.replace("\n", "")
+    assert str(kept) in made.err.replace("\n", "")
     profile = Profile.load(kept)
     assert profile.terms.gamma == 2
     told = [profile.evidence[f"auc importance, layer {layer}"] for layer in range(8)]
     assert profile.terms.layers == (max(range(8), key=told.__getitem__),)
     assert len(profile.batch_seconds) == MAX_BRANCHES
     assert 0.0 <= profile.evidence["gate worth at 0.2"] <= 1.0
-    for other in (str(f32_pair[1]), address):
-        code, out, err = shell("chat", "Where is my mug?", "--budget", "0.2", "--explain", "--max-tokens", "8",
-                               "--draft", str(f32_pair[0]), "--verifier", other)  # fmt: skip
-        assert code == 0, err
-        assert "of the profiled replies equal the verifier's" in err
+    chat = ("chat", "Where is my mug?", "--budget", "0.2", "--explain", "--max-tokens", "8", "--draft", draft)
+    for other in (verifier, address):
+        edge(*chat, "--verifier", other).told("of the profiled replies equal the verifier's")
 
 
-def test_profile_as_json(shell: Shell, f32_pair: tuple[Path, Path], prompt_file: Path, tmp_path: Path) -> None:
-    words = ("--draft", str(f32_pair[0]), "--verifier", str(f32_pair[1]), "--prompts", str(prompt_file))
-    output = tmp_path / "deep" / "mine.json"
-    code, out, err = shell("profile", *words, "--max-tokens", "16", "--layer", "2", "--json", "--output", str(output))
-    assert (code, [line for line in err.splitlines() if not line.startswith("profiling ")]) == (0, [])
-    told = json.loads(out)
-    assert told["path"] == str(output)
-    assert told["layers"] == [2]
+def test_profile_as_json(
+    edge: Edge, home: Path, f32_pair: tuple[Path, Path], prompt_file: Path, tmp_path: Path
+) -> None:
+    pair = ("--draft", str(f32_pair[0]), "--verifier", str(f32_pair[1]))
+    output = str(tmp_path / "deep" / "mine.json")
+    words = ("--prompts", str(prompt_file), "--max-tokens", "16", "--layer", "2", "--json", "--output", output)
+    made = edge("profile", *pair, *words).told()
+    assert [line for line in made.err.splitlines() if not line.startswith("profiling ")] == []
+    assert (made.answer["path"], made.answer["layers"]) == (output, [2])
     assert not profile_path(*hashes(f32_pair)).exists()
-    code, _, err = shell("chat", "Hello", "--budget", "0.2", "--max-tokens", "4", *words[:4], "--profile", str(output))
-    assert code == 0, err
-    code, _, err = shell("chat", "Hello", "--budget", "0.2", "--profile", str(output))  # another pair
-    assert code == 1
-    assert "another draft model" in err
-    assert "edgellm profile" in err
+    chat = ("chat", "Hello", "--budget", "0.2", "--max-tokens", "4", "--profile", output)
+    edge(*chat, *pair).told()
+    edge(*chat).told("another draft model", "edgellm profile", code=1)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +77,11 @@ def test_profile_as_json(shell: Shell, f32_pair: tuple[Path, Path], prompt_file:
         ("{", "Line 1"), ("Hello?", "more prompts"),
     ],
 )  # fmt: skip
-def test_prompts_that_cannot_be_used(shell: Shell, tmp_path: Path, text: str, says: str) -> None:
+def test_prompts_that_cannot_be_used(edge: Edge, home: Path, tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "p.txt"
     path.write_text(text)
-    code, out, err = shell("profile", "--prompts", str(path), "--max-tokens", "2")
-    assert (code, out) == (2, "")
-    assert says in err
-    assert shell("profile", "--prompts", str(tmp_path / "none"))[0] == 2
+    assert edge("profile", "--prompts", str(path), "--max-tokens", "2").told(says, code=2).out == ""
+    edge("profile", "--prompts", str(tmp_path / "none")).told(code=2)
 
 
 def test_the_forms_of_a_prompt(tmp_path: Path) -> None:
@@ -271,14 +252,7 @@ def test_an_interrupted_profile_goes_on_and_is_the_same(pair: LLM, home: Path, m
     assert (stopped.done, stopped.kept) == (3, True)
     (file,) = (home / "data" / "profiles").iterdir()
     assert file.stat().st_mode & 0o077 == 0
-    recorded: list[int] = []
-    record = PairProfiler.record
-
-    def noted(self: PairProfiler, *arguments: Any, **options: Any) -> Any:
-        recorded.append(1)
-        return record(self, *arguments, **options)
-
-    monkeypatch.setattr(PairProfiler, "record", noted)
+    recorded = calls_of(monkeypatch, PairProfiler, "record")
     continued = pair.profile(FEW, max_tokens=MOST)
     assert len(recorded) == len(FEW) - 3
     assert figures(continued) == figures(whole)

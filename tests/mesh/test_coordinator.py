@@ -24,6 +24,7 @@ from edgellm.verifier.in_process import LocalVerifier
 from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Home, Whole, all_at_once, asker, even, write
 from tests.waiting import until
+from tests.watching import calls_of
 
 PROMPT = some_ids(40, 2000, 5)
 
@@ -105,14 +106,7 @@ def test_a_stage_that_nobody_is_blamed_for_comes_back_on_the_same_device(home: H
 
 
 def test_what_is_held_is_not_sent_again(home: Home, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
-    ask = Pipeline.ask
-
-    def noting(self: Pipeline, session: int, start: int, ids: Ids, *more: object) -> object:
-        sent.append((start, len(ids)))
-        return ask(self, session, start, ids, *more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Pipeline, "ask", noting)
+    sent = calls_of(monkeypatch, Pipeline, "ask")
     session = home.verifier.open(GenerationState())
     own = whole.text(PROMPT, 8)
     chunk = Chunk(np.array([*own[:3], 1], dtype=np.int32))
@@ -124,7 +118,8 @@ def test_what_is_held_is_not_sent_again(home: Home, whole: Whole, monkeypatch: p
     session.close()
     again = home.verifier.open(GenerationState())  # the next turn finds what the last one has left
     again.submit(np.concatenate((text, own[4:8], [5])).astype(np.int32), NOTHING).result()
-    assert sent == [(0, 44), (43, 1), (44, 1), (45, 1), (46, 1), (47, 2)]
+    rows = [(start, len(ids)) for _, _, start, ids, *_ in sent]
+    assert rows == [(0, 44), (43, 1), (44, 1), (45, 1), (46, 1), (47, 2)]
 
 
 def test_a_verdict_that_is_not_waited_for_changes_nothing(home: Home, whole: Whole) -> None:

@@ -26,24 +26,23 @@ from edgellm.mesh.device_profiler import MAX_DOUBTFUL_AGE, measure_device
 from edgellm.mesh.fleet_profiler import Survey, TimedModel, stored_link, stored_speed, survey
 from edgellm.mesh.placement import model_costs
 from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.rpc import measuring
 from edgellm.rpc.layers import Worker, find_workers
 from edgellm.rpc.measuring import DeviceFigures
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.layer_store import LayerStore
 from testkit.gguf.random_model import Shape, write
+from tests.cli.conftest import quick_figures
 from tests.rpc.layering import device_taking
 from tests.rpc.strangers import befriend, device
+
+__all__ = ["quick_figures"]
 
 ONE = ComputeUnit(Hardware(threads=1))
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _quick(quick_figures: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(timing, "ROWS", (1, 4))
-    monkeypatch.setattr(timing, "_SPELL", 0.0)
-    monkeypatch.setattr(timing, "_ROUNDS", 1)
-    monkeypatch.setattr(measuring, "SECONDS", 0.02)
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
 
 

@@ -1,7 +1,7 @@
 """Who goes through a block next and in whose company, where each gets what it would get alone."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Block, BlockRows, Floats
+from edgellm.engine import Block
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
@@ -22,6 +22,7 @@ from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Whole, all_at_once, even
 from tests.mesh.test_stages import Posted, SlowLayers
 from tests.verifier.asking import judged
+from tests.watching import Calls, calls_of
 
 WORK = StageSpec("ab" * 32, "a model", LayerRange(0, 6), 6, 8, 100, 512, sessions=8)
 
@@ -145,17 +146,9 @@ PROMPTS = [some_ids(20 + 7 * number, 2000, number + 1) for number in range(SESSI
 
 
 @pytest.fixture
-def company(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many sessions went through a block at a time; grows."""
-    seen: list[int] = []
-    forward = Block.forward_together
-
-    def noted(self: Block, passages: Sequence[BlockRows]) -> list[Floats]:
-        seen.append(len(passages))
-        return forward(self, passages)
-
-    monkeypatch.setattr(Block, "forward_together", noted)
-    return seen
+def company(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The blocks, and what went through them at a time; grows."""
+    return calls_of(monkeypatch, Block, "forward_together")
 
 
 def opened(cut: Cut, stages: int) -> MeshVerifier:
@@ -165,10 +158,10 @@ def opened(cut: Cut, stages: int) -> MeshVerifier:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_greedy_replies_are_the_whole_models(verifier_cut: Cut, whole: Whole, stages: int, company: list[int]) -> None:
+def test_greedy_replies_are_the_whole_models(verifier_cut: Cut, whole: Whole, stages: int, company: Calls) -> None:
     verifier = opened(verifier_cut, stages)
     assert all_at_once(verifier, GREEDY, PROMPTS, TOKENS) == [whole.text(prompt, TOKENS) for prompt in PROMPTS]
-    assert max(company) <= -(-SESSIONS // stages)
+    assert max(len(passages) for _, passages in company) <= -(-SESSIONS // stages)
     verifier.close()
 
 
@@ -215,13 +208,13 @@ def held(verifier_cut: Cut) -> Iterator[Held]:
     one.stage.close()
 
 
-def test_one_that_fails_takes_nobody_along(held: Held, whole: Whole, company: list[int]) -> None:
+def test_one_that_fails_takes_nobody_along(held: Held, whole: Whole, company: Calls) -> None:
     texts = [some_ids(8, 2000, session + 1) for session in range(SESSIONS)]
     for session, text in enumerate(texts):
         start = 5 if session == 2 else 0  # nothing is there before it
         held.stage.put(MicroBatch(session, session, start, text, judged(NOTHING, GREEDY, start + 8)))
     found = held.results(SESSIONS)
-    assert max(company) == SESSIONS  # they have been tried together
+    assert max(len(passages) for _, passages in company) == SESSIONS  # they have been tried together
     failed = found[2]
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, InvalidOption)

@@ -1,8 +1,8 @@
 """Strangers at a pairing: one who leads it frame by frame, and one through whom it passes."""
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -21,24 +21,12 @@ class Talk:
 
     def __init__(self, at: Address) -> None:
         self.channel = grpc.insecure_channel(str(at), options=[("grpc.use_local_subchannel_pool", 1)])
-        self._out: list[bytes | None] = []
-        self._news = threading.Condition()
+        self._out: SimpleQueue[bytes | None] = SimpleQueue()
         stream: Any = self.channel.stream_stream
-        self._in: Any = stream(PAIR)(self._frames(), timeout=120)
-
-    def _frames(self) -> Iterator[bytes]:
-        while True:
-            with self._news:
-                self._news.wait_for(lambda: self._out)
-                frame = self._out.pop(0)
-            if frame is None:
-                return
-            yield frame
+        self._in: Any = stream(PAIR)(iter(self._out.get, None), timeout=120)
 
     def say(self, frame: pb.PairFrame | bytes | None) -> None:
-        with self._news:
-            self._out.append(frame.SerializeToString() if isinstance(frame, pb.PairFrame) else frame)
-            self._news.notify()
+        self._out.put(frame.SerializeToString() if isinstance(frame, pb.PairFrame) else frame)
 
     def hear(self) -> pb.PairFrame:
         return pb.PairFrame.FromString(next(self._in))

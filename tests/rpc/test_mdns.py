@@ -3,7 +3,6 @@
 import socket
 from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from zeroconf import ServiceInfo, Zeroconf
@@ -14,6 +13,7 @@ from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, keep_announced, new_instance
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.trust.identity import Identity
+from tests.watching import calls_of
 
 HERE = ["127.0.0.1"]
 
@@ -30,20 +30,13 @@ def found(short: str, seconds: float = 60.0) -> Hint | None:
 
 
 def test_a_device_is_found_where_it_listens_and_announces_no_more(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    instance, infos = new_instance(), list[ServiceInfo]()
-    register = Zeroconf.register_service
-
-    def noted(self: Zeroconf, info: ServiceInfo, **options: Any) -> None:
-        infos.append(info)
-        register(self, info, **options)
-
-    monkeypatch.setattr(Zeroconf, "register_service", noted)
+    instance, registered = new_instance(), calls_of(monkeypatch, Zeroconf, "register_service")
     with announce(ServiceKind.DEVICE, short, 50151, HERE, instance) as begun:
         assert begun
         hint = found(short)
         assert hint == Hint(short, PROTOCOL, instance, (Address("127.0.0.1", 50151),))
         assert hint.own
-    (info,) = infos
+    ((_, info),) = registered
     assert info.properties == {b"id": short.encode(), b"v": str(PROTOCOL).encode(), b"i": instance.encode()}
     assert (info.name, info.server) == (f"{instance}.{ServiceKind.DEVICE.value}", f"edgellm-{instance}.local.")
     assert found(short, 0.5) is None, "it is withdrawn"

@@ -22,6 +22,7 @@ from edgellm.rpc.trust.trust import Right, Trust
 from tests.rpc import doors
 from tests.rpc.doors import OFFER, SECRET, Said, answering, ask_for, code_of, impostor, open_stream, serving, steal
 from tests.rpc.strangers import Gullible, befriend, certified, device, known
+from tests.watching import calls_of
 
 
 async def test_without_tls_nobody_gets_a_word(host: Trust, guest: Trust) -> None:
@@ -189,15 +190,7 @@ async def test_the_list_is_replaced_when_it_has_changed_and_after_a_pause(
     host: Trust, guest: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC frees what it replaces, perhaps under a connection that is about to use it: then the process ends."""
-    made: list[bytes] = []
-    pauses: list[float] = []
-    genuine = grpc.ssl_server_certificate_configuration
-
-    def configuration(own: list[tuple[bytes, bytes]], roots: bytes) -> grpc.ServerCertificateConfiguration:
-        made.append(roots)
-        return genuine(own, roots)
-
-    monkeypatch.setattr(grpc, "ssl_server_certificate_configuration", configuration)
+    made, pauses = calls_of(monkeypatch, grpc, "ssl_server_certificate_configuration"), list[float]()
     monkeypatch.setattr("edgellm.rpc.trust.trust.sleep", pauses.append)
 
     async def enter(address: Address, trust: Trust) -> None:
@@ -213,7 +206,7 @@ async def test_the_list_is_replaced_when_it_has_changed_and_after_a_pause(
             await enter(address, other)
             await enter(address, guest)
         assert (len(made), len(pauses)) == (2, 1)
-        assert other.identity.certificate.pem in made[1]
+        assert other.identity.certificate.pem in made[1][1]
 
 
 # --- the first words --------------------------------------------------------------------------------------------------

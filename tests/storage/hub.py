@@ -4,12 +4,10 @@ import hashlib
 import json
 import re
 import struct
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from huggingface_hub import constants
 
 from edgellm.storage import list_models
+from testkit.upstream.loopback import LoopbackHandler, LoopbackServer
 
 REPO = "ann/tiny-GGUF"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -67,37 +66,27 @@ class Hub:
 
 @contextmanager
 def running(hub: Hub) -> Iterator[Hub]:
-    class Handler(_Handler):
-        state = hub
-
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, *_: Any) -> None:
-            """A client that leaves half-way is no error here."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with _HubServer(hub) as server:
+        hub.url = server.url
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    state: Hub
+class _HubServer(LoopbackServer):
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        super().__init__(_Handler)
 
-    def log_message(self, *_: Any) -> None:
-        pass
 
-    def do_HEAD(self) -> None:
+class _Handler(LoopbackHandler):
+    @property
+    def state(self) -> Hub:
+        hub: Hub = self.owner.hub
+        return hub
+
+    def do_HEAD(self) -> None:  # noqa: N802
         self.answer(with_body=False)
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self.answer(with_body=True)
 
     def answer(self, *, with_body: bool) -> None:
@@ -129,10 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.fail(404)
 
     def redirect(self, status: int, place: str) -> None:
-        self.send_response(status)
-        self.send_header("Location", place)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.send(status, b"", {"Location": place})
 
     def model_info(self, repo: str, revision: str | None, blobs: bool) -> None:
         if repo not in self.state.repos:
@@ -143,13 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": file, **(self.described(data) if blobs else {})} for file, data in files.items()]
         body, encoding = json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode(), "identity"
         body, encoding = self.state.listing or (body, encoding)
-        self.send_response(200)
-        self.send_header("Content-Encoding", encoding)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-        return None
+        return self.send(200, body, {"Content-Encoding": encoding})
 
     def described(self, data: bytes) -> dict[str, Any]:
         size = len(data) if self.state.announce is None else self.state.announce
@@ -187,15 +167,9 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def fail(self, status: int, code: str = "", message: str = "") -> None:
-        self.send_response(status)
-        if code:
-            self.send_header("X-Error-Code", code)
-        if message:
-            self.send_header("X-Error-Message", message)
-        self.send_header("Content-Length", str(self.state.chatter))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(bytes(self.state.chatter))
+        headers = {"X-Error-Code": code, "X-Error-Message": message}
+        body = bytes(self.state.chatter) if self.command == "GET" else b""
+        self.send(status, body, {name: said for name, said in headers.items() if said})
 
 
 @pytest.fixture

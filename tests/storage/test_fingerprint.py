@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from edgellm.errors import ModelNotFound
 from edgellm.storage.fingerprint import FileHash, _PartHash, fingerprint, fingerprint_of
 from edgellm.system import cache_dir
 from testkit.gguf.split_file import split
+from tests.watching import Calls, calls_of
 
 
 @pytest.fixture(autouse=True)
@@ -22,23 +22,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    done: list[str] = []
-    compute = _PartHash.compute
-
-    def noted(*given: Any) -> str:
-        done.append("read")
-        return compute(*given)
-
-    monkeypatch.setattr(_PartHash, "compute", noted)
-    return done
+def reads(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return calls_of(monkeypatch, _PartHash, "compute")
 
 
-def test_it_is_the_contents_and_read_once(home: Path, reads: list[str]) -> None:
+def test_it_is_the_contents_and_read_once(home: Path, reads: Calls) -> None:
     file = home / "a.gguf"
     file.write_bytes(b"one")
     assert fingerprint(file) == fingerprint(file) == hashlib.sha256(b"one").hexdigest()
-    assert reads == ["read"]
+    assert len(reads) == 1
     file.write_bytes(b"two!")
     assert fingerprint(file) == hashlib.sha256(b"two!").hexdigest()
     same = home / "b.gguf"
@@ -59,7 +51,7 @@ def test_a_damaged_memory_is_forgotten(home: Path) -> None:
         assert fingerprint(file) == right
 
 
-def test_the_hubs_cache_knows_already(home: Path, reads: list[str]) -> None:
+def test_the_hubs_cache_knows_already(home: Path, reads: Calls) -> None:
     blob = home / "blobs" / ("ab" * 32)
     blob.parent.mkdir()
     blob.write_bytes(b"x")
@@ -69,7 +61,7 @@ def test_the_hubs_cache_knows_already(home: Path, reads: list[str]) -> None:
     assert reads == []
 
 
-def test_that_of_a_split_model_depends_on_every_part(home: Path, draft_path: Path, reads: list[str]) -> None:
+def test_that_of_a_split_model_depends_on_every_part(home: Path, draft_path: Path, reads: Calls) -> None:
     paths = ModelFile.open(split(draft_path, home, 3)).paths
     hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     found = fingerprint(paths[0])

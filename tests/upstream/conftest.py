@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -16,7 +16,7 @@ from edgellm.rpc.address import Address, ModelAddress
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer
-from edgellm.spec.types import Source
+from edgellm.spec.types import Notice, Source, Token
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamTiming
@@ -85,6 +85,14 @@ def open_pair(
     server = closing.enter_context(UpstreamServer(dialect))
     pair = LLM.open(draft, server.url, threads=1, upstream=UpstreamOptions(tier=tier, timing=timing))
     return closing.enter_context(pair), server
+
+
+def written(pair: LLM, number: int = 5, **more: Any) -> tuple[list[Token], list[Notice]]:
+    """Return the tokens of a reply that is to be verified throughout, and its notices."""
+    notices: list[Notice] = []
+    reply = pair.reply(case(number), max_tokens=MOST, budget=1.0, **more)
+    reply.listen(on_notice=notices.append)
+    return list(reply), notices
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,24 +10,17 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import VerifierUnreachable, VocabularyMismatch
 from edgellm.llm import LLM
-from edgellm.spec.types import Notice, Token
+from edgellm.spec.types import Token
 from edgellm.upstream.verifier import UpstreamTiming
 from testkit.upstream.dialects import LlamaServer, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from testkit.upstream.text_dialects import Ollama
 from tests.spec.real import case, ids
-from tests.upstream.conftest import MOST, UNVERIFIED, Make, open_pair
+from tests.upstream.conftest import MOST, UNVERIFIED, Make, open_pair, written
 from tests.waiting import until
 
 QUICK = UpstreamTiming(least=0.5, retry=0.05, retry_most=0.2)
-
-
-def written(pair: LLM, number: int = 5) -> tuple[list[Token], list[Notice]]:
-    notices: list[Notice] = []
-    reply = pair.reply(case(number), max_tokens=MOST, budget=1.0)
-    reply.listen(on_notice=notices.append)
-    return list(reply), notices
 
 
 def until_up(pair: LLM) -> None:

@@ -28,7 +28,7 @@ from testkit.retokenized import PAIRS
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from tests.spec.real import case, ids
-from tests.upstream.conftest import ANYWHERE, MOST, UNVERIFIED, WAYS, House, drafting
+from tests.upstream.conftest import ANYWHERE, MOST, UNVERIFIED, WAYS, House, drafting, written
 
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": 11}
 PATIENT = UpstreamTiming(least=600.0, retry=0.01, retry_most=0.02)  # what a busy machine delays is not lost
@@ -66,13 +66,6 @@ def houses(engine: Engine, f32_pair: tuple[Path, Path]) -> Iterator[dict[str, Ho
             "llama-server": house("llama-server"),
             "two": house("vllm-score", "vllm-fan-out"),
         }
-
-
-def written(pair: LLM, number: int = 5, **more: Any) -> tuple[list[Token], list[Notice]]:
-    notices: list[Notice] = []
-    reply = pair.reply(case(number), max_tokens=MOST, budget=1.0, **more)
-    reply.listen(on_notice=notices.append)
-    return list(reply), notices
 
 
 def test_the_tier_behind_a_gateway_is_told(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
