@@ -1,7 +1,8 @@
 """Measure how long the planner takes against K devices and L layers, on random fleets of nine families.
 
-Processor time of one thread, with the first call in the process. A run that reaches the limit ends with the best plan
-so far and a proved gap, and counts with the time it took. Algorithm 1 is measured where it takes seconds, not hours.
+Processor time of one thread, with the first call in the process; layers are computed as they are loaded. A run that
+reaches the limit ends with the best plan so far and a proved gap, and counts with the time it took. Algorithm 1 as
+printed is measured where it takes seconds, not hours.
 
 Columns: K and L; seconds at the median, the 90th percentile and the maximum; the share that was planned within a
 second; the share of plans that are proved; and the worst gap of the others.
@@ -20,7 +21,7 @@ from edgellm.coldstart.problem import Task
 from testkit.algorithm1 import algorithm1
 from testkit.random_fleets import FAMILIES, drawn
 
-SIZES = ((4, 40), (8, 40), (8, 100), (12, 100), (16, 100), (20, 40), (20, 100))
+SIZES = ((4, 40), (8, 40), (8, 100), (12, 40), (12, 100), (16, 100), (20, 40))
 REFERENCE = ((4, 40), (6, 40), (8, 40))
 
 
@@ -34,7 +35,9 @@ def taken(task: Task, limit: float) -> tuple[float, float]:
 def measured(k: int, layers: int, count: int, limit: float, seed: int) -> dict[str, Any]:
     families, every = {}, []
     for family in FAMILIES:
-        tasks = [drawn(family, np.random.default_rng([seed, k, layers, at]), k, layers) for at in range(count)]
+        tasks = [
+            drawn(family, np.random.default_rng([seed, k, layers, at]), k, layers, "streamed") for at in range(count)
+        ]
         runs = [taken(task, limit) for task in tasks]
         every += runs
         families[family] = {"seconds": [seconds for seconds, _ in runs], "gap": max(gap for _, gap in runs)}
@@ -49,7 +52,7 @@ def measured(k: int, layers: int, count: int, limit: float, seed: int) -> dict[s
 
 def reference(k: int, layers: int, seed: int) -> dict[str, Any]:
     """Return Algorithm 1's time on one fleet; it is the same for all."""
-    task = drawn("wide", np.random.default_rng([seed, k, layers]), k, layers)
+    task = drawn("wide", np.random.default_rng([seed, k, layers]), k, layers, "streamed")
     began = process_time()
     algorithm1(task)
     return {"devices": k, "layers": layers, "seconds": process_time() - began}
@@ -75,7 +78,7 @@ def table(found: dict[str, Any]) -> str:
 
 def measure(
     instances: Annotated[int, "of each family and size"] = 3,
-    limit: Annotated[float, "seconds for a plan"] = 10.0,
+    limit: Annotated[float, "seconds for a plan"] = 5.0,
     seed: int = 0,
 ) -> Figures:
     """Return the times of all sizes, and of Algorithm 1."""

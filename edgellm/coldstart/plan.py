@@ -248,13 +248,8 @@ def predict(home: Home, cut: Cut) -> PlanOption:
 
 
 def solve(task: Task, further: int = 0, stop: Stop = never) -> Solution | None:
-    """Return the plan that is done first with the first token, or with `further` tokens after it; None if none fits.
-
-    Whole replies, and devices on which a stage may not begin and end anywhere, have a search of their own.
-    """
-    if further or task.bounded:
-        return fastest_reply(task, further, stop)
-    return fastest_first_token(task, stop)
+    """Return the plan that is done first with the first token, or with `further` tokens after it; None if none fits."""
+    return fastest_reply(task, further, stop) if further else fastest_first_token(task, stop)
 
 
 def _option(home: Home, task: Task, cut: Cut) -> PlanOption:

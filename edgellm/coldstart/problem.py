@@ -64,11 +64,6 @@ class Task:
         """Return `capacity`, with so much more that rounding does not make a stage too big that just fits, (K,)."""
         return self.capacity * (1.0 + 1e-12)
 
-    @property
-    def bounded(self) -> bool:
-        """Return whether `begins` or `ends` restrict any stage."""
-        return not (self.begins.all() and self.ends.all())
-
     def longest(self, further: int = 0) -> float:
         """Return seconds by which every plan is done with the first token and `further` ones."""
         once = (self.opening, self.load, self.alone_load, self.compute, self.send)

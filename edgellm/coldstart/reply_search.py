@@ -4,15 +4,23 @@ Beyond the paper. A wide split loads quickly and then decodes slowly, so that th
 the plan for the reply.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import numpy as np
 
 from edgellm.coldstart.costs import Floats
-from edgellm.coldstart.exact_search import CHUNK, Arrays, Tables, fastest_first_token, improved, single_devices
-from edgellm.coldstart.problem import Cut, Ints, Solution, Stop, Task, makespan, never, per_token
+from edgellm.coldstart.exact_search import Tables, fastest_first_token, single_devices
+from edgellm.coldstart.problem import MARGIN, Cut, Ints, Solution, Stop, Task, makespan, never, per_token
+
+MOST = 2_000_000  # most labels of a number of stages
+WIDTHS = (100, 1000, 10_000, MOST)
+"""Labels that a pass follows: narrow passes find good plans, the last pass looks everywhere."""
+NEAR = 0.03
+"""The gap, as a share of T, that the first passes leave between the best plan and the limit without a plan."""
+CHUNK = 8_192  # labels expanded at once: the results stay in the processor's cache
 
 
 def seconds(task: Task, further: int, cut: Cut) -> float:
@@ -28,11 +36,61 @@ def fastest_reply(task: Task, further: int, stop: Stop = never) -> Solution | No
     the first four, (t, D) dominates (t', D') if D <= D' and t + n D <= t' + n D'.
     """
     starts = list(single_devices(task))
-    if not task.bounded and (found := fastest_first_token(task, stop)) is not None:
+    if (found := fastest_first_token(task, stop)) is not None:
         starts.append(found.cut)
     return improved(
         starts, partial(seconds, task, further), task.longest(further), _Forward(task, further).within, stop
     )
+
+
+def improved(
+    starts: Iterable[Cut], seconds: Callable[[Cut], float], late: float,
+    within: Callable[[float, int, Stop], tuple[list[Cut], bool]], stop: Stop,
+) -> Solution | None:  # fmt: skip
+    """Return the best plan, and a lower bound on its `seconds`; None if there is none. Every plan is done by `late`.
+
+    `within` searches for plans that are done by a limit, with a number of labels to follow, and returns whether it
+    looked everywhere. Passes search for a plan better than the best known plan, which it replaces. If there is none and
+    a search was exhaustive, the best known plan is optimal.
+    """
+    high, best = min(((seconds(cut), cut) for cut in starts), default=(late, ()))
+    low = 0.0
+    for width in WIDTHS:
+        reach = low  # below it nothing was found at this width
+        while low < high * (1.0 - MARGIN):
+            limit = high * (1.0 - MARGIN)
+            if best and width < MOST and high - reach > NEAR * high:
+                limit = (high + reach) / 2.0
+            # The first passes are short, and without them no plan is good.
+            halt = never if width == WIDTHS[0] or not best else stop
+            cuts, whole = within(limit, width, halt)
+            if cuts:
+                high, best = min((seconds(cut), cut) for cut in cuts)
+                continue
+            if halt():
+                return Solution(best, high, low)
+            low, reach = limit if whole else low, limit
+            if limit >= high * (1.0 - MARGIN):
+                break
+    if not best:
+        return None
+    return Solution(best, high, high if low >= high * (1.0 - MARGIN) else low)
+
+
+class Arrays:
+    """Arrays of one length, the fields of a record."""
+
+    __slots__: tuple[str, ...] = ()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.__slots__[0]))
+
+    def take(self, which: Ints) -> Self:
+        return type(self)(*(getattr(self, name)[which] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

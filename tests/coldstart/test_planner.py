@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edgellm.coldstart import costs, exact_search, reply_search
 from edgellm.coldstart import plan as planning
 from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts, TransformerShape
-from edgellm.coldstart.exact_search import Bound, Columns, Search, Tables, fastest_first_token
+from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.plan import plan, solve
 from edgellm.coldstart.problem import OVERLAPS, Home, Overlap, Task, fits, makespan, restrict_to_stored, warm
 from edgellm.errors import PlanImpossible
@@ -88,49 +88,31 @@ def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) 
 @given(st.integers(0, 10_000), st.sampled_from(sorted(FAMILIES)), st.sampled_from(OVERLAPS))
 @settings(max_examples=25)
 @example(45, "wide", "paper")
-def test_it_finds_what_algorithm_1_finds_and_no_bound_is_too_low(seed: int, family: str, overlap: Overlap) -> None:
-    """Of a real plan cut anywhere, the bound must allow the layers that the plan has before the cut."""
-    rng = np.random.default_rng(seed)
-    task = drawn(family, rng, 5, 15, overlap)
+def test_it_finds_what_algorithm_1_finds(seed: int, family: str, overlap: Overlap) -> None:
+    task = drawn(family, np.random.default_rng(seed), 5, 15, overlap)
     reference, found = algorithm1(task), fastest_first_token(task)
     assert reference is not None
     assert found is not None
-    seconds, cut = reference
     assert found.optimal
-    assert found.seconds == pytest.approx(seconds, rel=SAME)
-    bound = Bound(Columns.of(Tables(task)), seconds * rng.uniform(1.0, 1.3))
-    rho, head, left, free = seconds, task.devices, task.layers, set(range(task.devices))
-    for device, count in reversed(cut):
-        where = np.array([head]), np.array([rho * (1 + 1e-12)])
-        assert bound.worth(*where)[0] + bound.shares(*where)[0, sorted(free)].sum() >= left - 1e-6
-        left, head = left - count, device
-        free.remove(device)
-        rho -= float(task.compute[device, 0]) * count
+    assert found.seconds == pytest.approx(reference[0], rel=SAME)
 
 
-def test_a_plan_that_is_stopped_says_how_good_it_is_at_least() -> None:
-    task = drawn("similar and tight", np.random.default_rng(1), 14, 60)
-    stopped = fastest_first_token(task, lambda: True)
-    assert stopped is not None
-    assert not stopped.optimal
-    assert 0.0 < stopped.gap < 0.5
-    assert fits(task, stopped.cut)
-    whole = fastest_first_token(drawn("wide", np.random.default_rng(1), 10, 40))
-    assert whole is not None
-    assert whole.gap == 0.0
-
-
-def test_a_search_that_outgrows_its_room_does_not_claim_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = drawn("similar and tight", np.random.default_rng(1), 8, 40)
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_plan_that_is_not_proved_says_how_good_it_is_at_least(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many devices, or when it is stopped, some sets of devices are not followed."""
+    task = drawn(family, np.random.default_rng(1), 7, 30, "streamed")
     best = fastest_first_token(task)
-    monkeypatch.setattr(exact_search, "MOST", 2)
-    monkeypatch.setattr(exact_search, "CHUNK", 1)
-    search, bound = Search(Tables(task)), Bound(Columns.of(Tables(task)), best.seconds if best else 1.0)
     assert best is not None
-    assert search.within(best.seconds * (1 - 1e-7), bound, exact_search.WIDTHS[-1], lambda: False) == ([], False)
-    cramped = fastest_first_token(task)
-    assert cramped is not None
-    assert not cramped.optimal
+    assert best.gap == 0.0
+    monkeypatch.setattr(exact_search, "HURRY", 1)
+    stopped = fastest_first_token(task, lambda: True)
+    monkeypatch.setattr(exact_search, "ROOM", 1)
+    for found in (stopped, fastest_first_token(task)):
+        assert found is not None
+        assert fits(task, found.cut)
+        assert found.seconds >= best.seconds * (1.0 - SAME)
+        assert not found.optimal
+        assert found.floor <= best.seconds
 
 
 def test_what_fits_nowhere_is_said_with_what_is_needed() -> None:
