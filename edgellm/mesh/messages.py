@@ -71,19 +71,6 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerDue:
-    """An answer to micro-batch `number` is due for `request`: it may come to the last stage from another device."""
-
-    number: int
-    request: VerifyRequest
-
-
-@dataclass(frozen=True, slots=True)
-class TraceWanted:
-    """A stage is to post its `StageTrace`."""
-
-
-@dataclass(frozen=True, slots=True)
 class TraceSpan:
     """A stage's activity from `begin` to `end`, in seconds on its clock.
 
@@ -139,6 +126,5 @@ class StageLost:
     blamed: bool = True
 
 
-Order: TypeAlias = MicroBatch | AnswerDue | TraceWanted
 Event: TypeAlias = Loaded | MicroBatch | StageAnswer | Failed | StageTrace | StageLost
 """A stage's output: a `MicroBatch` has the rows for the next stage."""

@@ -3,9 +3,8 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from time import perf_counter
 from typing import Protocol
 
@@ -15,18 +14,15 @@ from edgellm.engine import Ids
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.mesh.messages import (
     MAX_ROWS,
-    AnswerDue,
     Event,
     Failed,
     Loaded,
     MicroBatch,
-    Order,
     StageAnswer,
     StageLost,
     StageSpec,
     StageTrace,
     TraceSpan,
-    TraceWanted,
 )
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
@@ -38,48 +34,18 @@ ANSWER_SECONDS = 300.0  # deadline for each micro-batch of a request, once all l
 LOAD_SECONDS = 1800.0  # deadline for the next piece
 PAUSE_SECONDS = 5.0  # gap between two checks, mostly a fraction of a second, that shows a pause of this process
 _TRACE_SECONDS = 2.0  # limit for the stages' traces
+_DAMAGED = (
+    f"{SAME_VERSION} If they do, the model's file there may be damaged: pull it again, or deploy its layers again."
+)
 
 
-class PendingBatches:
-    """The micro-batches sent through `stages` stages that are not answered yet. Not thread-safe."""
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request that is not answered yet, and its micro-batches by number, each with the furthest stage that is known
+    to have it."""
 
-    def __init__(self, stages: int) -> None:
-        self._last = stages - 1
-        self._known: dict[int, tuple[int, MicroBatch]] = {}  # furthest known stage, by number
-        self._highest = 0
-
-    def add(self, batch: MicroBatch) -> None:
-        """Remember a micro-batch that is given to the first stage."""
-        self._known[batch.number] = 0, batch
-        self._highest = max(self._highest, batch.number)
-
-    def forwarded(self, at: int, reported: MicroBatch) -> MicroBatch | None:
-        """Return the micro-batch for the next stage, when stage `at` reports its rows: as it was sent, with these rows.
-        Return None if it is no longer pending. Raises ProtocolError: no such micro-batch was sent there, it was
-        reported before, or its rows have a wrong shape or values that are not finite."""
-        if reported.number > self._highest or at >= self._last:
-            raise ProtocolError(f"Micro-batch {reported.number} was not sent to that stage.", SAME_VERSION)
-        if reported.number not in self._known:
-            return None
-        before, batch = self._known[reported.number]
-        if at < before:
-            raise ProtocolError(f"Micro-batch {reported.number} was forwarded twice.", SAME_VERSION)
-        if reported.data.ndim != 2 or len(reported.data) != len(batch.data) or not np.isfinite(reported.data).all():
-            raise ProtocolError(
-                f"A stage sent {len(reported.data)} rows for {len(batch.data)} positions, or NaN or infinity.",
-                "The model's file on that device may be damaged: pull it again, or deploy its layers again.",
-            )
-        self._known[reported.number] = at + 1, batch
-        return replace(batch, data=reported.data)
-
-    def forget(self, numbers: Sequence[int]) -> None:
-        """Remove these micro-batches: they are no longer pending."""
-        for number in numbers:
-            self._known.pop(number, None)
-
-    def slowest(self, numbers: Sequence[int]) -> int:
-        """Return the first stage that has not forwarded one of these micro-batches, as far as this process can see."""
-        return min((self._known[number][0] for number in numbers if number in self._known), default=self._last)
+    batches: dict[int, tuple[int, MicroBatch]] = field(default_factory=dict)
+    answer: Future[StageAnswer] = field(default_factory=Future)
 
 
 class Deadline:
@@ -115,11 +81,14 @@ class StageHost(Protocol):
     @property
     def name(self) -> str: ...
 
-    def begin(self, work: StageSpec, post: Post, after: "StageHost | None", waiting: Callable[[], bool]) -> None:
-        """Start the stage. `post` is called with every event, from any thread. Rows for the next host, `after`, may be
-        sent to it directly; else they are posted. `waiting` returns whether an answer is due."""
+    def begin(self, work: StageSpec, post: Post, after: "StageHost | None", pipeline: "Pipeline") -> None:
+        """Start the stage of a `pipeline`. `post` is called with every event, from any thread. Rows for the next host,
+        `after`, may be sent to it directly; else they are posted."""
 
-    def send(self, order: Order) -> None: ...
+    def send(self, batch: MicroBatch) -> None: ...
+
+    def trace(self) -> None:
+        """Have the stage post its spans since the last call."""
 
     def idle(self) -> bool:
         """Return whether the stage reports that it has nothing to do."""
@@ -136,7 +105,7 @@ class LocalStageHost:
         self._stage: Stage | None = None
         self._post: Post | None = None
 
-    def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:  # noqa: ARG002
+    def begin(self, work: StageSpec, post: Post, after: StageHost | None, pipeline: "Pipeline") -> None:  # noqa: ARG002
         self._post = post
         try:
             self._stage = Stage(work, self._cache, post)
@@ -144,13 +113,17 @@ class LocalStageHost:
         except EdgeError as error:
             post(StageLost(error))
 
-    def send(self, order: Order) -> None:
+    def send(self, batch: MicroBatch) -> None:
         try:
             if self._stage is not None:
-                self._stage.take(order)
+                self._stage.put(batch)
         except EdgeError as error:
-            if self._post is not None and isinstance(order, MicroBatch):
-                self._post(Failed(order.number, error))
+            if self._post is not None:
+                self._post(Failed(batch.number, error))
+
+    def trace(self) -> None:
+        if self._stage is not None:
+            self._stage.trace()
 
     def idle(self) -> bool:
         return self._stage is None or not self._stage.progress[2]
@@ -179,7 +152,7 @@ class StageRecord:
         self.spans.clear()
         self._traced.clear()
         self._asked = perf_counter()
-        self.host.send(TraceWanted())
+        self.host.trace()
 
     def wait_for_trace(self, seconds: float) -> None:
         """Wait for the trace that was asked for; one that comes later is dropped."""
@@ -220,16 +193,15 @@ class Pipeline:
         self.lost: tuple[str, StageLost] | None = None
         self.silent = False  # no answer came, and the device at fault is not known
         self._direct = direct
-        self._pending, self._deadline = PendingBatches(len(self.records)), Deadline()
-        self._numbers = count(1)
-        # The number of a request's first micro-batch, and the future, by the number of its last micro-batch.
-        self._asked: dict[int, tuple[int, Future[StageAnswer]]] = {}
+        self._open: dict[int, _Asked] = {}  # by the number of each micro-batch
+        self._sent = 0  # micro-batches
+        self._deadline = Deadline()
         self._held: dict[int, Ids] = {}
         self._lock = threading.Lock()
         self._retired = False
         for at, record in reversed(list(enumerate(self.records))):  # a stage begins before its predecessor sends
             after = self.records[at + 1].host if direct and at + 1 < len(self.records) else None
-            record.host.begin(record.work, partial(self._on_event, at), after, self._waiting)
+            record.host.begin(record.work, partial(self._on_event, at), after, self)
 
     def ask(
         self, session: int, start: int, ids: Ids, request: VerifyRequest, rows: int = MAX_ROWS
@@ -238,29 +210,23 @@ class Pipeline:
 
         The future fails with `DeviceLost` if a stage is lost, and with the engine's error if the engine refuses.
         """
-        future: Future[StageAnswer] = Future()
-        tail = len(request.draft) + 1
         with self._lock:
-            ends = [*range(rows, len(ids) - tail + 1, rows), len(ids)]
-            numbers, begin = [next(self._numbers) for _ in ends], 0
-            batches = []
-            for end, number in zip(ends, numbers, strict=True):
-                whole = request if end == len(ids) else None
-                batches.append(MicroBatch(session, number, start + begin, ids[begin:end], whole))
-                self._pending.add(batches[-1])
-                begin = end
-            if not self._asked:
+            if not self._open:
                 self._deadline.restart()
-            self._asked[numbers[-1]] = numbers[0], future
+            asked, begin = _Asked(), 0
+            for end in (*range(rows, len(ids) - len(request.draft), rows), len(ids)):
+                self._sent += 1
+                judged = request if end == len(ids) else None
+                asked.batches[self._sent] = 0, MicroBatch(session, self._sent, start + begin, ids[begin:end], judged)
+                self._open[self._sent], begin = asked, end
             self._held[session] = np.concatenate((self.held(session)[:start], ids)).astype(np.int32)
-            lost = self.lost
+            batches, lost = list(asked.batches.values()), self.lost
         if lost is not None:
             self._fail(*lost)
-            return future
-        self.records[-1].host.send(AnswerDue(numbers[-1], request))
-        for batch in batches:
+            return asked.answer
+        for _, batch in batches:
             self.records[0].host.send(batch)
-        return future
+        return asked.answer
 
     def held(self, session: int) -> Ids:
         """Return the tokens that the stages' caches hold for a session once all micro-batches are computed."""
@@ -289,7 +255,7 @@ class Pipeline:
     def retire(self) -> None:
         """Release the stages as soon as no request is open. Nothing may be asked any more."""
         self._retired = True
-        if not self._asked:
+        if not self._open:
             self.close()
 
     def _on_event(self, at: int, event: Event) -> None:
@@ -298,11 +264,11 @@ class Pipeline:
             case MicroBatch():
                 self._forward(at, event)
             case StageAnswer():
-                if (future := self._taken(event.number, event.number)) is not None:
-                    future.set_result(event)
+                if (asked := self._settled(event.number)) is not None:
+                    asked.answer.set_result(event)
             case Failed():
-                if (future := self._taken(event.number)) is not None:
-                    future.set_exception(event.error)
+                if (asked := self._settled(event.number)) is not None:
+                    asked.answer.set_exception(event.error)
             case Loaded():
                 if record.has_loaded(event.layers):
                     record.observe(event.at)
@@ -311,7 +277,7 @@ class Pipeline:
                 record.keep_trace(event)
             case StageLost():
                 self._record_loss(record.host.name, event)
-        if self._retired and not self._asked:
+        if self._retired and not self._open:
             self.close()
 
     def _record_loss(self, name: str, lost: StageLost) -> None:
@@ -321,27 +287,47 @@ class Pipeline:
             self._fail(name, lost)
 
     def _forward(self, at: int, reported: MicroBatch) -> None:
-        """Send rows to the next stage, if they belong to a micro-batch that was sent."""
-        try:
-            with self._lock:
-                batch = self._pending.forwarded(at, reported)
-        except ProtocolError as error:
-            self._record_loss(self.records[at].host.name, StageLost(error))
-            return
-        if batch is not None:
-            self.records[at + 1].host.send(batch)
+        """Send the rows that a stage reports to the next stage, in a micro-batch that is pending. If no such
+        micro-batch was sent there, if it was reported before, or has a wrong shape or values that are not finite, the
+        stage is lost."""
+        number, data, wrong = reported.number, reported.data, ""
+        with self._lock:
+            if number > self._sent or at + 1 == len(self.records):
+                wrong = f"Micro-batch {number} was not sent to that stage."
+            elif (asked := self._open.get(number)) is None:
+                return
+            else:
+                before, batch = asked.batches[number]
+                if at < before:
+                    wrong = f"Micro-batch {number} was forwarded twice."
+                elif data.ndim != 2 or len(data) != len(batch.data) or not np.isfinite(data).all():
+                    wrong = f"A stage sent {len(data)} rows for {len(batch.data)} positions, or NaN or infinity."
+                asked.batches[number] = at + 1, batch
+        if wrong:
+            self._record_loss(self.records[at].host.name, StageLost(ProtocolError(wrong, _DAMAGED)))
+        else:
+            self.records[at + 1].host.send(replace(batch, data=data))
 
-    def _waiting(self) -> bool:
+    def judged(self, number: int) -> VerifyRequest | None:
+        """Return the request that an answer to a micro-batch is for; None if it is no longer pending. Raises
+        ProtocolError: there is no such request."""
+        with self._lock:
+            asked = self._open.get(number)
+            request = None if asked is None else asked.batches[number][1].request
+            if request is None and (asked is not None or number > self._sent):
+                raise ProtocolError(f"Micro-batch {number} was answered, but not requested.", SAME_VERSION)
+            return request
+
+    def waiting(self) -> bool:
         """Return whether an answer is due, and end the pipeline if it is overdue. Hosts call this regularly."""
         with self._lock:
-            if not self._asked:
+            if not self._open:
                 return False
-            last, (first, _) = next(iter(self._asked.items()))
-            numbers = range(first, last + 1)
-            at = self._pending.slowest(numbers)
+            batches = next(iter(self._open.values())).batches
+            at = min(at for at, _ in batches.values())  # the first that has not forwarded one, as far as is seen here
         loaded = all(record.whole for record in self.records)
         idle = all(record.host.idle() for record in self.records)
-        if self._deadline.passed(len(numbers), loaded, idle):
+        if self._deadline.passed(len(batches), loaded, idle):
             if not loaded:
                 at = next(at for at, record in enumerate(self.records) if not record.whole)
             blamed = not self._direct or not loaded or len(self.records) == 1
@@ -353,16 +339,14 @@ class Pipeline:
             self._record_loss(name, StageLost(error, blamed))
         return True
 
-    def _taken(self, number: int, last: int | None = None) -> Future[StageAnswer] | None:
-        """Return the future of the request that the micro-batch belongs to, as its `last` one if that is given; the
-        request is settled."""
+    def _settled(self, number: int) -> _Asked | None:
+        """Return the request that the micro-batch belongs to, which is settled now; None if it was before."""
         with self._lock:
-            of = last or next((end for end, (first, _) in self._asked.items() if first <= number <= end), 0)
-            if (asked := self._asked.pop(of, None)) is None:
-                return None
-            self._pending.forget(range(asked[0], of + 1))
-            self._deadline.restart()
-        return asked[1]
+            if (asked := self._open.get(number)) is not None:
+                for one in asked.batches:
+                    del self._open[one]
+                self._deadline.restart()
+        return asked
 
     def _fail(self, name: str, lost: StageLost) -> None:
         self._fail_all(
@@ -371,6 +355,7 @@ class Pipeline:
 
     def _fail_all(self, error: EdgeError) -> None:
         with self._lock:
-            asked, self._asked = list(self._asked.values()), {}
-        for _, future in asked:
-            future.set_exception(error)
+            failed = list(dict.fromkeys(self._open.values()))
+            self._open.clear()
+        for asked in failed:
+            asked.answer.set_exception(error)

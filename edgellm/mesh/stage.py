@@ -38,13 +38,11 @@ from edgellm.mesh.messages import (
     Failed,
     Loaded,
     MicroBatch,
-    Order,
     StageAnswer,
     StageLost,
     StageSpec,
     StageTrace,
     TraceSpan,
-    TraceWanted,
 )
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.verification import Judgement
@@ -235,14 +233,11 @@ class Stage:
         for thread in self._threads:
             thread.start()
 
-    def take(self, order: Order) -> None:
-        """Carry out an order. Raises ProtocolError for an invalid order."""
-        if isinstance(order, MicroBatch):
-            self.put(order)
-        elif isinstance(order, TraceWanted):
-            with self._changed:
-                spans = self._trace.take()
-            self._post(StageTrace(spans, self._trace.clock))
+    def trace(self) -> None:
+        """Post the spans since the last call."""
+        with self._changed:
+            spans = self._trace.take()
+        self._post(StageTrace(spans, self._trace.clock))
 
     def put(self, batch: MicroBatch) -> None:
         """Queue a micro-batch. Raises ProtocolError: the micro-batch does not fit this stage, or too many rows wait

@@ -1,6 +1,7 @@
 """Conversion between the mesh's records and the messages of `mesh.proto`; all input is checked here."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -132,20 +133,12 @@ def write_event(event: messages.Event, half: bool) -> pb.Report | None:
             return None
 
 
-def write_order(order: messages.Order, half: bool) -> pb.Order | None:
-    """Return the message of an order; None for an answer that is due, which only this side tracks."""
-    match order:
-        case messages.MicroBatch():
-            return pb.Order(parcel=write_micro_batch(order, half))
-        case messages.TraceWanted():
-            return pb.Order(tell=pb.Tell())
-        case _:
-            return None
-
-
-def read_event(message: pb.Report, work: messages.StageSpec, asked: dict[int, VerifyRequest]) -> messages.Event | None:
-    """Return the event in a stage's report, checked against the `asked` micro-batches; None for a sign of life. Raises
-    ProtocolError: it violates the protocol."""
+def read_event(
+    message: pb.Report, work: messages.StageSpec, judged: Callable[[int], VerifyRequest | None]
+) -> messages.Event | None:
+    """Return the event in a stage's report, checked against the request that a micro-batch of that number is `judged`
+    for; None for a sign of life, and an answer that is no longer due. Raises ProtocolError: it violates the
+    protocol."""
     match message.WhichOneof("report"):
         case "loaded":
             if message.loaded.layers > len(work.layers):
@@ -154,7 +147,7 @@ def read_event(message: pb.Report, work: messages.StageSpec, asked: dict[int, Ve
         case "onward":
             return read_micro_batch(message.onward, work)
         case "answer":
-            return _answer(message.answer, work, asked)
+            return _answer(message.answer, work, judged(message.answer.verdict.round))
         case "failed":
             what, next_step = message.failed.what[:_MAX_TEXT], message.failed.next_step[:_MAX_TEXT]
             return messages.Failed(message.failed.number, InvalidOption(what, next_step))
@@ -170,12 +163,12 @@ def read_event(message: pb.Report, work: messages.StageSpec, asked: dict[int, Ve
     return None
 
 
-def _answer(message: pb.StageAnswer, work: messages.StageSpec, asked: dict[int, VerifyRequest]) -> messages.StageAnswer:
-    number = message.verdict.round
-    request = asked.get(number)
+def _answer(
+    message: pb.StageAnswer, work: messages.StageSpec, request: VerifyRequest | None
+) -> messages.StageAnswer | None:
     if request is None:
-        codec.refuse(f"Micro-batch {number} was answered, but not requested.")
-    verdict = codec.read_verdict(message.verdict, request, work.n_vocab)
+        return None
+    number, verdict = message.verdict.round, codec.read_verdict(message.verdict, request, work.n_vocab)
     if not request.logits:
         return messages.StageAnswer(number, verdict)
     rows = len(request.draft) + 1

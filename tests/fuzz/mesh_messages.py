@@ -37,9 +37,8 @@ def _order(data: bytes) -> None:
 
 def _report(data: bytes) -> None:
     """Decode a report as a coordinator does that requested logits."""
-    event = read_event(
-        parse_message(mesh_pb2.Report, data), WORK, {NUMBER: VerifyRequest(0, GREEDY, 8, NO_IDS, _CHUNK, logits=True)}
-    )
+    asked = {NUMBER: VerifyRequest(0, GREEDY, 8, NO_IDS, _CHUNK, logits=True)}
+    event = read_event(parse_message(mesh_pb2.Report, data), WORK, asked.get)
     if isinstance(event, StageAnswer) and (
         event.logits is None or event.logits.shape != (len(_CHUNK) + 1, WORK.n_vocab)
     ):

@@ -14,7 +14,7 @@ from edgellm.errors import DeviceLost
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.layer_sources import LayerSource
-from edgellm.mesh.messages import Order, StageLost, StageSpec
+from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, Post, StageHost
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
@@ -75,16 +75,16 @@ class DeviceStageHost(LocalStageHost):
         super().__init__(device.name, device.cache)
         self._device = device
 
-    def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
+    def begin(self, work: StageSpec, post: Post, after: StageHost | None, pipeline: Pipeline) -> None:
         if self._device.lost:
             post(StageLost(DeviceLost("the plug was pulled.", "Put it back.")))
             return
         self._device.posts.append(post)
-        super().begin(work, lambda event: None if self._device.lost else post(event), after, waiting)
+        super().begin(work, lambda event: None if self._device.lost else post(event), after, pipeline)
 
-    def send(self, order: Order) -> None:
+    def send(self, batch: MicroBatch) -> None:
         if not self._device.lost:
-            super().send(order)
+            super().send(batch)
 
 
 class Home:

@@ -13,11 +13,11 @@ from edgellm.engine import Block, cut
 from edgellm.errors import DeviceLost, InvalidOption, LayersMissing, ProtocolError
 from edgellm.layer_range import LayerRange, ranges
 from edgellm.mesh import pipeline
-from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageLost, StageSpec, StageTrace, TraceWanted
-from edgellm.mesh.pipeline import Deadline, LocalStageHost, PendingBatches, Pipeline, StageHost, StageRecord
+from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageAnswer, StageLost, StageSpec, StageTrace
+from edgellm.mesh.pipeline import Deadline, LocalStageHost, Pipeline, Post, StageHost, StageRecord
 from edgellm.mesh.stage import Stage, Trace, check
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.spec.types import GREEDY, Chunk
+from edgellm.spec.types import GREEDY, Chunk, Verdict
 from tests.engine.logits import some_ids
 from tests.mesh.folder import FolderLayers, warm
 from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of
@@ -124,7 +124,7 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
     assert (int(loaded), steps, waiting) == (8, 32, 4)
     slow.go.set()
     posted.wait(lambda event: not isinstance(event, Loaded))
-    stage.take(TraceWanted())
+    stage.trace()
     times = posted.wait(lambda event: isinstance(event, StageTrace))
     assert isinstance(times, StageTrace)
     loads = [span for span in times.spans if span.kind == "load"]
@@ -245,24 +245,66 @@ IDS = np.arange(3, dtype=np.int32)
 FORWARDED = np.ones((3, 8), np.float32)
 
 
-def test_rows_are_passed_on_once_in_order_and_with_the_question_that_was_asked() -> None:
-    pending, asked = PendingBatches(3), judged(Chunk(), GREEDY, 3)
-    pending.add(MicroBatch(1, 7, 0, IDS, asked))
-    lie = MicroBatch(0, 7, 5, FORWARDED, judged(Chunk(IDS), GREEDY, 9, logits=True))
-    passed = pending.forwarded(0, lie)
-    assert passed is not None
-    assert (passed.session, passed.number, passed.start, passed.request) == (1, 7, 0, asked)
+class SilentHost:
+    """A host whose stage reports what a test has it report."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.sent = name, list[MicroBatch]()
+
+    def begin(self, work: StageSpec, post: Post, after: StageHost | None, pipeline: Pipeline) -> None:
+        self.post = post
+
+    def send(self, batch: MicroBatch) -> None:
+        self.sent.append(batch)
+
+    def trace(self) -> None: ...
+
+    def idle(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+def silent(work: StageSpec, n: int) -> tuple[Pipeline, list[SilentHost]]:
+    """Return a pipeline over `n` such hosts, which was asked for a verdict behind three tokens."""
+    hosts = [SilentHost(str(at)) for at in range(n)]
+    pipeline = Pipeline([(host, work) for host in hosts])
+    pipeline.ask(1, 0, IDS, judged(Chunk(), GREEDY, 3))
+    return pipeline, hosts
+
+
+def lost(pipeline: Pipeline) -> str:
+    return "" if pipeline.lost is None else pipeline.lost[1].error.what
+
+
+@pytest.fixture
+def some_work() -> StageSpec:
+    return StageSpec("ab" * 32, "big", LayerRange(0, 1), 1, 8, 300, 64)
+
+
+def test_rows_are_passed_on_once_in_order_and_with_the_question_that_was_asked(some_work: StageSpec) -> None:
+    lie = MicroBatch(0, 1, 5, FORWARDED, judged(Chunk(IDS), GREEDY, 9, logits=True))
+    pipeline, hosts = silent(some_work, 3)
+    hosts[0].post(lie)
+    (passed,) = hosts[1].sent
+    assert (passed.session, passed.number, passed.start) == (1, 1, 0)
+    assert passed.request is pipeline.judged(1)
     np.testing.assert_array_equal(passed.data, FORWARDED)
-    assert pending.slowest([7]) == 1
-    with pytest.raises(ProtocolError, match="twice"):
-        pending.forwarded(0, lie)
-    assert pending.forwarded(1, lie) is not None
-    with pytest.raises(ProtocolError, match="not sent to that stage"):
-        pending.forwarded(2, lie)  # the last stage has none behind it
-    with pytest.raises(ProtocolError, match="not sent"):
-        pending.forwarded(0, MicroBatch(0, 8, 0, FORWARDED))
-    pending.forget([7])
-    assert pending.forwarded(0, lie) is None
+    hosts[1].post(lie)
+    assert (len(hosts[2].sent), lost(pipeline)) == (1, "")
+    hosts[2].post(lie)  # the last stage has none behind it
+    assert "not sent to that stage" in lost(pipeline)
+    for number, says in ((1, "twice"), (2, "not sent")):
+        pipeline, hosts = silent(some_work, 3)
+        hosts[0].post(lie)
+        hosts[0].post(replace(lie, number=number))
+        assert says in lost(pipeline)
+    pipeline, hosts = silent(some_work, 2)
+    hosts[1].post(StageAnswer(1, Verdict(0, IDS[:1])))
+    hosts[0].post(lie)  # it is too late
+    assert (hosts[1].sent, lost(pipeline), pipeline.judged(1)) == ([], "", None)
+    with pytest.raises(ProtocolError, match="but not requested"):
+        pipeline.judged(2)
 
 
 @pytest.mark.parametrize(
@@ -276,11 +318,11 @@ def test_rows_are_passed_on_once_in_order_and_with_the_question_that_was_asked()
     ],
     ids=["fewer", "more", "ids", "nan", "inf"],
 )
-def test_rows_that_cannot_be_those_of_a_micro_batch_are_not_passed_on(rows: np.ndarray) -> None:
-    pending = PendingBatches(2)
-    pending.add(MicroBatch(0, 1, 0, IDS))
-    with pytest.raises(ProtocolError, match="rows for 3 positions"):
-        pending.forwarded(0, MicroBatch(0, 1, 0, rows))
+def test_rows_that_cannot_be_those_of_a_micro_batch_are_not_passed_on(some_work: StageSpec, rows: np.ndarray) -> None:
+    pipeline, hosts = silent(some_work, 2)
+    hosts[0].post(MicroBatch(0, 1, 0, rows))
+    assert "rows for 3 positions" in lost(pipeline)
+    assert hosts[1].sent == []
 
 
 def test_a_question_is_overdue_whatever_the_devices_say() -> None:

@@ -15,7 +15,7 @@ from edgellm.errors import InvalidOption, LayersMissing, MemoryShort
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import weight_cache
 from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, StoredLayers, WholeModel, require
-from edgellm.mesh.messages import Loaded, StageTrace, TraceWanted
+from edgellm.mesh.messages import Loaded, StageTrace
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache, overhead
 from edgellm.storage.layer_pieces import forget_hashes, pieces_of
@@ -122,7 +122,7 @@ def test_cutting_is_no_loading(verifier_cut: Cut, tmp_path: Path) -> None:
         stage = Stage(replace(verifier_cut.work, layers=LayerRange(0, 6)), cache, posted)
         stage.start()
         posted.wait(lambda event: isinstance(event, Loaded))
-        stage.take(TraceWanted())
+        stage.trace()
         trace = posted.wait(lambda event: isinstance(event, StageTrace))
         assert isinstance(trace, StageTrace)
         assert [span.kind for span in trace.spans] == expected

@@ -18,7 +18,7 @@ from edgellm.engine import ModelFile, check_gguf
 from edgellm.errors import DeviceLost, EdgeError, MemoryShort, MeshBroken
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
-from edgellm.mesh.pipeline import LocalStageHost, StageHost
+from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
@@ -189,7 +189,7 @@ def test_nothing_is_sent_to_a_worker_that_may_still_refuse(verifier_cut: Cut, mo
     posted: queue.Queue[object] = queue.Queue()
     with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
         host = RemoteDevice(Endpoint("a", worker.address)).stage_host()
-        host.begin(verifier_cut.work, posted.put, None, lambda: True)
+        host.begin(verifier_cut.work, posted.put, None, Pipeline([]))
         for number in range(3):
             host.send(MicroBatch(0, number, 0, PROMPT))
         lost = posted.get(timeout=60)

@@ -129,7 +129,7 @@ def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> N
     cache.gave.clear()
     with WorkerServer(cache, ANYWHERE) as worker:
         host = RemoteDevice(Endpoint("a", worker.address)).stage_host()
-        host.begin(work, lambda _event: None, None, lambda: False)
+        host.begin(work, lambda _event: None, None, Pipeline([]))
         assert cache.asked.wait(60)
         host.close()
         time.sleep(0.3)  # until the worker has heard of it

@@ -12,8 +12,8 @@ from edgellm.coldstart.costs import Device, LayersOnDevice
 from edgellm.errors import DeviceLost, InvalidOption, LayersRefused, NotPaired, NotPermitted
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.mesh.fleet_profiler import parse_peer
-from edgellm.mesh.messages import AnswerDue, Order, StageAnswer, StageLost, StageSpec
-from edgellm.mesh.pipeline import Post, StageHost
+from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
+from edgellm.mesh.pipeline import Pipeline, Post, StageHost
 from edgellm.rpc.channel import network_loop, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import probe_peers
@@ -23,8 +23,7 @@ from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, Timing
 from edgellm.services.client.verifier_selection import trust_for
-from edgellm.services.mesh_codec import HOLDS, WORK, check_engine, read_event, write_order, write_work
-from edgellm.spec.protocols import VerifyRequest
+from edgellm.services.mesh_codec import HOLDS, WORK, check_engine, read_event, write_micro_batch, write_work
 from edgellm.storage.layer_pieces import LayerPiece
 
 _WAITING = pb.Order(waiting=pb.Waiting()).SerializeToString()
@@ -85,9 +84,8 @@ class RemoteStageHost:
         """`pieces`: pieces of the coordinator's own file, with which a worker that lacks the file may compute."""
         self.endpoint, self._timing, self._direct, self._pieces = endpoint, timing, direct, tuple(pieces)
         self.stage = os.urandom(16)
-        self._expected: dict[int, VerifyRequest] = {}
         self._orders: list[bytes] = []  # until there is a link
-        self._work: StageSpec | None = None
+        self._half = False  # whether rows are sent as 16-bit floats
         self._link: ServiceLink | None = None
         self._closed = self._reports_idle = False
 
@@ -95,25 +93,25 @@ class RemoteStageHost:
     def name(self) -> str:
         return self.endpoint.name
 
-    def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
-        self._work = work
+    def begin(self, work: StageSpec, post: Post, after: StageHost | None, pipeline: Pipeline) -> None:
+        self._half = work.half
         prepare = write_work(replace(work, pieces=self._pieces), self.stage)
         if self._direct and isinstance(after, RemoteStageHost) and after.reached_from(self.endpoint):
             prepare.next, prepare.next_stage = str(after.endpoint.address), after.stage
             prepare.next_device = b"" if after.endpoint.device is None else after.endpoint.device.digest
         self._orders.append(pb.Order(prepare=prepare).SerializeToString())
-        run_in_network_loop(self._live(work, post, waiting))
+        run_in_network_loop(self._live(work, post, pipeline))
 
     def reached_from(self, endpoint: Endpoint) -> bool:
         """Return whether a worker at `endpoint` may reach this one by the coordinator's address and protocol."""
         mine = self.endpoint
         return mine.address.loopback == endpoint.address.loopback and (mine.trust is None) == (endpoint.trust is None)
 
-    def send(self, order: Order) -> None:
-        if isinstance(order, AnswerDue):
-            self._expected[order.number] = order.request
-        elif self._work is not None and (message := write_order(order, self._work.half)) is not None:
-            network_loop().call_soon_threadsafe(self._send, message.SerializeToString())
+    def send(self, batch: MicroBatch) -> None:
+        self._post(pb.Order(parcel=write_micro_batch(batch, self._half)))
+
+    def trace(self) -> None:
+        self._post(pb.Order(tell=pb.Tell()))
 
     def idle(self) -> bool:
         return self._reports_idle and not (self._link is not None and self._link.unsent)
@@ -126,18 +124,21 @@ class RemoteStageHost:
         if self._link is not None:
             self._link.end()
 
+    def _post(self, order: pb.Order) -> None:
+        network_loop().call_soon_threadsafe(self._send, order.SerializeToString())
+
     def _send(self, order: bytes) -> None:
         if self._link is None:
             self._orders.append(order)
         else:
             self._link.send(order)
 
-    async def _live(self, work: StageSpec, post: Post, waiting: Callable[[], bool]) -> None:
-        error, blamed = await self.endpoint.hold(lambda channel: self._hold(channel, work, post, waiting))
+    async def _live(self, work: StageSpec, post: Post, pipeline: Pipeline) -> None:
+        error, blamed = await self.endpoint.hold(lambda channel: self._hold(channel, work, post, pipeline))
         if not self._closed:
             post(StageLost(error, blamed))
 
-    async def _hold(self, channel: grpc.aio.Channel, work: StageSpec, post: Post, waiting: Callable[[], bool]) -> None:
+    async def _hold(self, channel: grpc.aio.Channel, work: StageSpec, post: Post, pipeline: Pipeline) -> None:
         """Hold the stage until it ends."""
         link = self._link = ServiceLink(channel, WORK, self._timing, accepted=True)
         for order in self._orders:
@@ -148,13 +149,11 @@ class RemoteStageHost:
             if report.WhichOneof("report") == "working":  # an idle device need not make any progress
                 self._reports_idle = not report.working.round and report.progress >= len(work.layers)
                 link.progress(object() if self._reports_idle else (report.progress, report.working.step))
-            elif (event := read_event(report, work, self._expected)) is not None:
-                if isinstance(event, StageAnswer):
-                    self._expected.pop(event.number, None)
+            elif (event := read_event(report, work, pipeline.judged)) is not None:
                 post(event)
 
         def beat(waited: float) -> None:
-            if waiting():
+            if pipeline.waiting():
                 link.send(_WAITING, count=0)
             if trouble := link.trouble(waited):
                 raise DeviceLost(f"it {trouble}.", "Check that it is awake and reachable, and not overloaded.")

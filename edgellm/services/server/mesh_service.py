@@ -11,7 +11,7 @@ import grpc.aio
 from edgellm.engine.native import VERSION
 from edgellm.errors import SAME_VERSION, EdgeError, LayersMissing, ProtocolError
 from edgellm.mesh.layer_sources import StoredLayers
-from edgellm.mesh.messages import Event, Failed, MicroBatch, StageLost, StageSpec, TraceWanted
+from edgellm.mesh.messages import Event, Failed, MicroBatch, StageLost, StageSpec
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
@@ -241,7 +241,7 @@ class WorkerService(listener.Service):
                 case "parcel":
                     served.put(order.parcel)
                 case "tell":
-                    served.stage.take(TraceWanted())
+                    served.stage.trace()
                 case "waiting":
                     served.stage.touch()
                 case _:
