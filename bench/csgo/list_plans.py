@@ -18,7 +18,6 @@ from edgellm.engine import ModelFile
 from edgellm.mesh.fleet_profiler import discover_workers, survey, timed_model
 from edgellm.mesh.placement import model_costs
 from edgellm.rpc.discovery.interfaces import chosen_hosts
-from edgellm.rpc.trust.trust import Trust
 
 
 def to_json(option: PlanOption) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, required=True)
     args = parser.parse_args()
     file = ModelFile.open(args.model)
-    measured = survey(Trust.load(), discover_workers(chosen_hosts(())), timed_model(file), remeasure=True)
+    measured = survey(discover_workers(chosen_hosts(())), timed_model(file), remeasure=True)
     for name, error in measured.left_out:
         print(f"{name}: {error}", file=sys.stderr)
     fleet, model = measured.fleet(), model_costs(file)

@@ -208,13 +208,13 @@ def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey
 
 def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, Worker], unit: ComputeUnit) -> Asked:
     """Return the present state of each device, or why it cannot be used. All are asked at once."""
-    from edgellm.services.client.stage_client import RemoteDevice, endpoint_of
+    from edgellm.services.client.stage_client import RemoteDevice
 
     def ask(known: Device) -> tuple[Device, Device | EdgeError]:
         try:
             if known.name == HERE:
                 return known, LocalDevice(whole, unit, known).describe(whole.model)
-            worker = endpoint_of(workers[known.name])
+            worker = workers[known.name].reached()
             return known, RemoteDevice(worker, known=known, own=whole.own_pieces).describe(whole.model)
         except EdgeError as error:
             return known, error

@@ -19,8 +19,8 @@ from edgellm.errors import (
 from edgellm.layer_range import HERE, LayerRange, StageShare
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.layers import RateLimiter, UploadProgress, Worker, clean, local_worker, reach_worker, upload
-from edgellm.rpc.trust.trust import Right, Trust
+from edgellm.rpc.layers import RateLimiter, UploadProgress, Worker, clean, local_worker, upload
+from edgellm.rpc.trust.trust import Right
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, forget_hashes
 from edgellm.storage.layer_store import CleanResult, LayerStore, cut_layers
 
@@ -67,7 +67,6 @@ def deploy(
     manifest: Manifest,
     parts: Sequence[DeployPart],
     *,
-    trust: Trust | None = None,
     rate: float = 0.0,
     store: LayerStore | None = None,
     notify: OnProgress = lambda _progress: None,
@@ -84,7 +83,7 @@ def deploy(
                 f"{peer.name} ({peer.id.short}) has no right to copy models from here.",
                 f"To allow it: edgellm peers grant {peer.id.short} files",
             )
-    deployment = _Deployment(model, manifest, trust, RateLimiter(rate), store or LayerStore(), notify)
+    deployment = _Deployment(model, manifest, RateLimiter(rate), store or LayerStore(), notify)
     return run_in_network_loop(deployment.all(parts)).result()
 
 
@@ -92,7 +91,6 @@ def deploy(
 class _Deployment:
     model: ModelFile
     manifest: Manifest
-    trust: Trust | None
     limiter: RateLimiter
     store: LayerStore
     notify: OnProgress
@@ -136,7 +134,7 @@ class _Deployment:
             before = state.now.arrived
             try:
                 state.attempt()
-                async with await reach_worker(self.trust, worker) as channel:
+                async with await worker.reached().connect() as channel:
                     state.change(activity="sending")
                     await upload(channel, worker.name, self.manifest, places, cut, self.limiter, state.uploaded)
                     return
@@ -193,8 +191,7 @@ def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
     if worker is None:
         names = ", ".join([HERE, *workers])
         raise NotPaired(f"No paired device is called {name!r}.", f"Devices: {names}. Pair one with: edgellm pair")
-    if worker.error is not None:
-        raise worker.error
+    worker.reached()
     return worker
 
 
@@ -203,7 +200,7 @@ def clean_worker(worker: Worker, fingerprint: str) -> CleanResult:
     `edgellm.rpc.layers.clean`."""
 
     async def work() -> CleanResult:
-        async with await reach_worker(Trust.load() if worker.peer else None, worker) as channel:
+        async with await worker.reached().connect() as channel:
             return await clean(channel, worker.name, fingerprint)
 
     return run_in_network_loop(work()).result()

@@ -22,7 +22,8 @@ from edgellm.mesh.placement import model_costs, shape_of
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.layers import Worker, find_workers, reach_worker, worker_at_address
+from edgellm.rpc.layers import Worker, find_workers, worker_at_address
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.measuring import DeviceFigures, LinkSpeed, measure, measure_link, request_link_measurement
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.state import MONTH, from_json, read_cached, write_cached
@@ -195,7 +196,7 @@ def timed_model(file: ModelFile, *, by_stand_in: bool = False) -> TimedModel:
 
 
 def survey(
-    trust: Trust, workers: Sequence[Worker], model: TimedModel, *, remeasure: bool = False,
+    workers: Sequence[Worker], model: TimedModel, *, remeasure: bool = False,
     notify: Notify = lambda _who, _what: None, unit: ComputeUnit = ComputeUnit(),
 ) -> Survey:  # fmt: skip
     """Measure the missing and outdated figures of this device, where the `unit` computes, and of the workers that
@@ -204,13 +205,12 @@ def survey(
     The devices measure themselves at the same time, the lines one after the other. A device that fails does not raise:
     if it cannot be measured, it is left out.
     """
-    return run_in_network_loop(_Surveyor(trust, model, remeasure, notify, unit).all(workers)).result()
+    return run_in_network_loop(_Surveyor(model, remeasure, notify, unit).all(workers)).result()
 
 
 class _Surveyor:
-    def __init__(self, trust: Trust, model: TimedModel, remeasure: bool, notify: Notify, unit: ComputeUnit) -> None:
-        self._trust, self._model = trust, model
-        self._remeasure, self._notify, self._unit = remeasure, notify, unit
+    def __init__(self, model: TimedModel, remeasure: bool, notify: Notify, unit: ComputeUnit) -> None:
+        self._model, self._remeasure, self._notify, self._unit = model, remeasure, notify, unit
         self._left_out: list[tuple[str, EdgeError]] = []
         self._kept = KeptFigures.load()
 
@@ -241,9 +241,9 @@ class _Surveyor:
                     measure_device, blocks, max_age, lambda what: self._notify(HERE, what), unit=self._unit
                 )
             else:
-                _check_usable(worker)
+                endpoint = _usable(worker)
                 self._notify(name, "measuring itself")
-                async with await reach_worker(self._trust, worker) as channel:
+                async with await endpoint.connect() as channel:
                     figures = await measure(channel, name, blocks, max_age)
         except EdgeError as error:
             self._left_out.append((name, error))
@@ -262,7 +262,7 @@ class _Surveyor:
         self._notify(name, f"measuring the connection {'from here' if one is None else f'to {other.name}'}")
         began = time.perf_counter()
         try:
-            async with await reach_worker(self._trust, one or other) as channel:
+            async with await (one or other).reached().connect() as channel:
                 opening, waiting = time.perf_counter() - began, CpuWait()
                 if one is None or peer is None:
                     line = await measure_link(channel, name)
@@ -290,9 +290,9 @@ class _Surveyor:
         return "this machine was busy" if known.doubtful and age > MAX_DOUBTFUL_AGE else None
 
 
-def _check_usable(worker: Worker) -> None:
-    if worker.error is not None:
-        raise worker.error
+def _usable(worker: Worker) -> Endpoint:
+    """Return how to reach a worker that may be measured. Raise EdgeError for another one."""
+    endpoint = worker.reached()
     if worker.name == HERE:
         raise InvalidOption(
             f"The name {HERE!r} is reserved for this device.", "Rename the other device: edgellm peers rename here desk"
@@ -301,3 +301,4 @@ def _check_usable(worker: Worker) -> None:
         raise NotPermitted(
             f"{worker.name} has not allowed this device to compute there.", "There: edgellm peers grant NAME compute"
         )
+    return endpoint

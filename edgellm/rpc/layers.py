@@ -5,8 +5,9 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from math import inf
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -27,12 +28,14 @@ from edgellm.errors import (
     StoreFull,
 )
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HELLO_SECONDS, open_channel, run_in_network_loop
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import RETRY_FACTOR
 from edgellm.rpc.discovery.peer_probe import ask_peers
+from edgellm.rpc.link import Endpoint, ServiceLink, Timing
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.handshake import PeerInfo, connect_authenticated, dial
+from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Right, Rights, Trust
 from edgellm.storage.layer_pieces import MAX_PIECES, LayerPiece, Manifest
 from edgellm.storage.layer_store import CleanResult, HeldModel, StoreFacts
@@ -42,6 +45,7 @@ M = TypeVar("M", bound=Message)
 WINDOW = 2**20  # most unacknowledged bytes in flight, and of a portion
 FRAME = 2**18  # bytes of a portion that this side sends
 REPLY_SECONDS = 30.0  # the sender's wait for a reply or a heartbeat
+_PATIENT = Timing(silent_beats=round(REPLY_SECONDS / HEARTBEAT_SECONDS), stall=inf)
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Layers"]
 _ERRORS: dict[str, type[EdgeError]] = {
@@ -189,100 +193,83 @@ async def upload(
 ) -> UploadProgress:
     """Send a device the `wanted` pieces that it lacks; return the final progress. Pieces are given by index. `cut`
     yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop."""
-    start: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
-    stream = _UploadStream(start(), name)
-    acknowledged: dict[int, int] = {}  # bytes of each piece
-    total, sent = sum(manifest.pieces[index].size for index in wanted), 0
-
-    async def arrived(index: int) -> pb.Arrived:
-        reply = await stream.receive()
-        if reply is None or reply.WhichOneof("reply") != "arrived" or reply.arrived.piece != index:
-            raise ProtocolError("The device acknowledged a piece that was not sent.", SAME_VERSION)
-        acknowledged[index] = reply.arrived.size
-        notify(UploadProgress(sum(acknowledged.values()), total, sent))
-        return reply.arrived
-
+    sender = _Upload(channel, name, manifest, sorted(wanted))
     try:
-        request = pb.Wanted(protocol=PROTOCOL, recipe=write_manifest(manifest), pieces=sorted(wanted))
-        await stream.send(pb.PutFrame(wanted=request))
-        first = await stream.receive()
-        if first is None or first.WhichOneof("reply") != "there":
+        with call_errors(name):
+            await first_of(sender.link.run(sender.take, sender.beat), sender.send_all(cut, limiter, notify))
+        if not sender.complete:
+            raise DeviceLost(f"{name} has closed the connection.", "Try again.")
+        return sender.progress
+    finally:
+        if sender.acknowledged:  # what was sent last counts, though it was not acknowledged
+            notify(sender.progress)
+
+
+class _Upload:
+    """The sender's side of an upload."""
+
+    def __init__(self, channel: grpc.aio.Channel, name: str, manifest: Manifest, wanted: Sequence[int]) -> None:
+        self.link = ServiceLink(channel, method("Put"), _PATIENT, accepted=True)
+        self.acknowledged: dict[int, int] = {}  # bytes of each piece
+        self.complete = False
+        self._name, self._manifest, self._wanted, self._sent = name, manifest, wanted, 0
+        self._replies: asyncio.Queue[pb.PutReply] = asyncio.Queue()
+
+    @property
+    def progress(self) -> UploadProgress:
+        total = sum(self._manifest.pieces[index].size for index in self._wanted)
+        return UploadProgress(sum(self.acknowledged.values()), total, self._sent)
+
+    def take(self, data: bytes) -> None:
+        """Handle one reply. Raise the device's error."""
+        reply = parse_message(pb.PutReply, data)
+        if reply.WhichOneof("reply") == "refused":
+            raise error_from_status(reply.refused.status, reply.refused.why, self._name)
+        if reply.WhichOneof("reply") != "checking":
+            self._replies.put_nowait(reply)
+
+    def beat(self, waited: float) -> None:
+        if trouble := self.link.trouble(waited):
+            raise DeviceLost(f"{self._name} {trouble}.", "Try again; what has arrived there is kept.")
+
+    async def send_all(self, cut: Cut, limiter: RateLimiter, notify: Callable[[UploadProgress], None]) -> None:
+        """Send what the device lacks, and wait for it to end the stream."""
+        recipe = write_manifest(self._manifest)
+        self._send(wanted=pb.Wanted(protocol=PROTOCOL, recipe=recipe, pieces=self._wanted))
+        first = await self._replies.get()
+        if first.WhichOneof("reply") != "there":
             raise ProtocolError("The device has not sent the list of pieces that it has.", SAME_VERSION)
-        acknowledged |= {one.piece: one.size for one in first.there.pieces}
-        whole = {one.piece for one in first.there.pieces if one.whole}
-        notify(UploadProgress(sum(acknowledged.values()), total, sent))
-        for index in sorted(set(wanted) - whole):
-            piece, state = manifest.pieces[index], await arrived(index)
+        self.acknowledged = {one.piece: one.size for one in first.there.pieces}
+        notify(self.progress)
+        for index in sorted(set(self._wanted) - {one.piece for one in first.there.pieces if one.whole}):
+            piece, state = self._manifest.pieces[index], await self._arrived(index, notify)
             offset = state.size
             blocks = _blocks(cut(piece), offset)
             while not state.whole:  # the device confirms that the hash is right
-                if offset == piece.size or offset - state.size + FRAME > WINDOW or stream.has_reply:
-                    state = await arrived(index)
+                if offset == piece.size or offset - state.size + FRAME > WINDOW or not self._replies.empty():
+                    state = await self._arrived(index, notify)
                     continue
                 block = await asyncio.to_thread(next, blocks, b"")
                 if not block or offset + len(block) > piece.size:
                     raise LayersCorrupt(f"{str(piece).capitalize()} has changed on this device.", _CHANGED)
                 await limiter.take(len(block))
-                portion = pb.Portion(piece=index, offset=offset, data=block)
-                offset, sent = offset + len(block), sent + len(block)
-                await stream.send(pb.PutFrame(portion=portion))
-        while await stream.receive() is not None:
-            pass
-        return UploadProgress(sum(acknowledged.values()), total, sent)
-    except TimeoutError:
-        raise DeviceLost(f"{name} has stopped responding.", "Try again; what has arrived there is kept.") from None
-    finally:
-        if acknowledged:  # what was sent last counts, though it was not acknowledged
-            notify(UploadProgress(sum(acknowledged.values()), total, sent))
-        stream.close()
+                self._send(portion=pb.Portion(piece=index, offset=offset, data=block))
+                offset, self._sent = offset + len(block), self._sent + len(block)
+        self.complete = True
+        await asyncio.Event().wait()
 
+    def _send(self, *, wanted: pb.Wanted | None = None, portion: pb.Portion | None = None) -> None:
+        self.link.owe()
+        self.link.send(pb.PutFrame(wanted=wanted, portion=portion).SerializeToString())
 
-class _UploadStream:
-    """Both directions of a stream. It is read continuously, because gRPC reports no reason when a write fails on a
-    stream that the peer has ended."""
-
-    def __init__(self, call: Any, name: str) -> None:
-        self._call, self._name = call, name
-        self._replies: asyncio.Queue[pb.PutReply | EdgeError | None] = asyncio.Queue()
-        self._reader = asyncio.create_task(self._read_replies())
-
-    async def _read_replies(self) -> None:
-        try:
-            with call_errors(self._name):
-                while isinstance(reply := await self._call.read(), pb.PutReply):
-                    if reply.WhichOneof("reply") == "refused":
-                        raise error_from_status(reply.refused.status, reply.refused.why, self._name)
-                    self._replies.put_nowait(reply)
-            self._replies.put_nowait(None)
-        except EdgeError as error:
-            self._replies.put_nowait(error)
-
-    @property
-    def has_reply(self) -> bool:
-        return not self._replies.empty()
-
-    async def send(self, frame: pb.PutFrame) -> None:
-        try:
-            async with asyncio.timeout(REPLY_SECONDS):
-                await self._call.write(frame)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while await self.receive() is not None:  # raises the device's reason, if it gave one
-                pass
-            raise DeviceLost(f"{self._name} has closed the connection.", "Try again.") from None
-
-    async def receive(self) -> pb.PutReply | None:
-        """Return the next reply that is not a heartbeat; None at the end. Raise the device's error."""
-        while True:
-            async with asyncio.timeout(REPLY_SECONDS):
-                reply = await self._replies.get()
-            if isinstance(reply, EdgeError):
-                raise reply
-            if reply is None or reply.WhichOneof("reply") != "checking":
-                return reply
-
-    def close(self) -> None:
-        self._reader.cancel()
-        self._call.cancel()
+    async def _arrived(self, index: int, notify: Callable[[UploadProgress], None]) -> pb.Arrived:
+        self.link.owe()
+        reply = await self._replies.get()
+        if reply.WhichOneof("reply") != "arrived" or reply.arrived.piece != index:
+            raise ProtocolError("The device acknowledged a piece that was not sent.", SAME_VERSION)
+        self.acknowledged[index] = reply.arrived.size
+        notify(self.progress)
+        return reply.arrived
 
 
 def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes]:
@@ -303,27 +290,35 @@ _CHANGED = "Deploy the model again: its file has changed."
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A device that keeps layers: its address, its layers, and the rights of this device there. `peer` is None for a
-    worker on this machine that answers in plain text. `error` is the reason why the worker cannot be used; then
-    `address` and `facts` are None."""
+    """A device that keeps layers: how to reach it, its layers, and the rights of this device there. `peer` is None for
+    a worker on this machine that answers in plain text. `error` is the reason why the worker cannot be used; then
+    `endpoint` and `facts` are None."""
 
     name: str
     peer: Peer | None
-    address: Address | None = None
+    endpoint: Endpoint | None = None
     facts: StoreFacts | None = None
     rights: Rights = frozenset()
     round_trip: float = 0.0
     version: str = ""
     error: EdgeError | None = None
 
+    @property
+    def address(self) -> Address | None:
+        return None if self.endpoint is None else self.endpoint.address
+
+    def reached(self) -> Endpoint:
+        """Return the endpoint. Raises EdgeError: the worker cannot be used."""
+        if self.endpoint is None:
+            raise self.error or NotPaired(f"No address of {self.name} is known.", "Check that it is on and serves.")
+        return self.endpoint
+
 
 def find_workers(trust: Trust, peers: Sequence[Peer], hosts: Sequence[str]) -> list[Worker]:
     """Return each of `peers` as a worker, as `ask_peers` finds them. Errors of a device are returned, not raised."""
 
     async def read(peer: Peer, address: Address) -> Worker:
-        channel, info = await connect_authenticated(address, trust, peer.id)
-        async with channel:
-            return await _read_worker(channel, peer.name, address, info)
+        return await _paired_worker(trust, peer.name, address, peer.id)
 
     return [
         Worker(peer.name, peer, error=answer) if isinstance(answer, EdgeError) else answer
@@ -331,18 +326,11 @@ def find_workers(trust: Trust, peers: Sequence[Peer], hosts: Sequence[str]) -> l
     ]
 
 
-async def reach_worker(trust: Trust | None, worker: Worker) -> grpc.aio.Channel:
-    """Return an open channel to a worker; the caller closes it."""
-    if worker.address is None:
-        raise worker.error or NotPaired(f"No address of {worker.name} is known.", "Check that it is on and serves.")
-    if worker.peer is None:
-        return await dial(worker.address, None)
-    return await dial(worker.address, trust, worker.peer.id)
-
-
-async def local_worker(address: Address) -> Worker:
-    async with open_channel(address) as channel:
-        return Worker(str(address), None, address, await list_layers(channel, str(address)), frozenset(Right))
+async def local_worker(address: Address, name: str = "") -> Worker:
+    """Return the worker at an address of this machine, by default of the address's name."""
+    where = Endpoint(name or str(address), address)
+    async with await where.connect() as channel:
+        return Worker(where.name, None, where, await list_layers(channel, where.name), frozenset(Right))
 
 
 def worker_at_address(trust: Trust, name: str, address: Address) -> Worker:
@@ -352,11 +340,7 @@ def worker_at_address(trust: Trust, name: str, address: Address) -> Worker:
     paired = not address.loopback or any(address in peer.addresses for peer in trust.peers.all())
 
     async def probe() -> Worker:
-        if not paired:
-            return replace(await local_worker(address), name=name or str(address))
-        channel, info = await connect_authenticated(address, trust)
-        async with channel:
-            return await _read_worker(channel, name or info.peer.name, address, info)
+        return await (_paired_worker(trust, name, address) if paired else local_worker(address, name))
 
     try:
         return run_in_network_loop(probe()).result()
@@ -364,7 +348,9 @@ def worker_at_address(trust: Trust, name: str, address: Address) -> Worker:
         return Worker(name or str(address), None, error=error)
 
 
-async def _read_worker(channel: grpc.aio.Channel, name: str, address: Address, info: PeerInfo) -> Worker:
-    # the device has just answered, so a late reply means that it is busy
-    facts = await list_layers(channel, name, RETRY_FACTOR * HELLO_SECONDS)
-    return Worker(name, info.peer, address, facts, info.rights, info.seconds, info.version)
+async def _paired_worker(trust: Trust, name: str, address: Address, device: DeviceID | None = None) -> Worker:
+    channel, info = await connect_authenticated(address, trust, device)
+    where = Endpoint(name or info.peer.name, address, trust, info.peer.id)
+    async with channel:  # the device has just answered, so a late reply means that it is busy
+        facts = await list_layers(channel, where.name, RETRY_FACTOR * HELLO_SECONDS)
+    return Worker(where.name, info.peer, where, facts, info.rights, info.seconds, info.version)

@@ -20,10 +20,10 @@ from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc_engine.plan import MARGIN, rpc_costs
 from edgellm.rpc_engine.process import ContextSizes, ModelProcess, ProcessSilent
 from edgellm.rpc_engine.session import RpcPort
-from edgellm.services.client.link import Endpoint
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import NO_IDS

@@ -18,12 +18,13 @@ from edgellm.llm.llm import LLM
 from edgellm.llm.mesh_llm import MeshOptions, Workload, open_text, positions_of
 from edgellm.llm.model_loading import EngineConfig, OpenedVerifier, Progress
 from edgellm.mesh.weight_cache import ComputeUnit
+from edgellm.rpc.protos.rpc_engine_pb2 import OfferReply
 from edgellm.rpc_engine.backend import require
 from edgellm.rpc_engine.model import RpcModel, RpcVerifier, RpcWork
 from edgellm.rpc_engine.plan import MARGIN, RpcHome, RpcPlacement, by_memory, plan_rpc, rpc_costs
 from edgellm.rpc_engine.process import ContextSizes, ModelProcess
-from edgellm.rpc_engine.session import RpcOffer, ask_offer
-from edgellm.services.client.stage_client import endpoint_of, remote_devices
+from edgellm.rpc_engine.session import ask_offer
+from edgellm.services.client.stage_client import remote_devices
 
 if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import Survey
@@ -114,14 +115,14 @@ def place_over_rpc(file: ModelFile, survey: "Survey", workload: Workload) -> Rpc
     return replace(plan_rpc(home), workers={name: survey.workers[name] for name in given}, left_out=tuple(left_out))
 
 
-def _ask_offers(workers: "Mapping[str, Worker]") -> tuple[dict[str, RpcOffer], list[tuple[str, str]]]:
+def _ask_offers(workers: "Mapping[str, Worker]") -> tuple[dict[str, OfferReply], list[tuple[str, str]]]:
     """Ask all workers at once for offers over llama.cpp's RPC; return the offers, and why other workers have none."""
-    given: dict[str, RpcOffer] = {}
+    given: dict[str, OfferReply] = {}
     refused: list[tuple[str, str]] = []
 
     def ask(name: str) -> None:
         try:
-            given[name] = ask_offer(endpoint_of(workers[name]))
+            given[name] = ask_offer(workers[name].reached())
         except EdgeError as error:
             refused.append((name, str(error)))
 

@@ -130,7 +130,7 @@ class RpcEngineService(listener.Service):
             memory = 0 if unit.name else begin.memory  # a card's driver maps further memory, not to be told apart
             return _Served(owner, RpcServer(unit.hardware, unit.devices, memory=memory, cache=folder), folder)
 
-        return await listener.made_in_thread(start, lambda session: session.server.close())
+        return await listener.in_thread(start, undo=lambda session: session.server.close())
 
     async def _orders(self, stream: listener.Stream, session: _Served) -> None:
         while (order := await listener.next_message(stream, pb.RpcOrder)) is not None:

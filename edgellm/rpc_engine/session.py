@@ -18,10 +18,10 @@ import psutil
 
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.rpc.channel import first_of, network_loop, run_in_network_loop
+from edgellm.rpc.link import WORKER_TIMING, Endpoint, ServiceLink, lost
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc_engine.backend import HOST, STARTING_SECONDS
-from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, lost
 from edgellm.services.mesh_codec import check_engine
 
 RPC_CONTRACT = pb.DESCRIPTOR.services_by_name["RpcEngine"]
@@ -91,18 +91,7 @@ async def carry(
         writer.transport.abort()
 
 
-@dataclass(frozen=True, slots=True)
-class RpcOffer:
-    """A device's offer: its server in words, and its `memory` for layers; `cached`: bytes of this device's weights that
-    it keeps. `unit` as in `Figures`."""
-
-    server: str
-    memory: int
-    unit: str
-    cached: int
-
-
-def ask_offer(endpoint: Endpoint) -> RpcOffer:
+def ask_offer(endpoint: Endpoint) -> pb.OfferReply:
     """Ask a worker whether it serves llama.cpp's RPC. Raises DeviceLost: it does not answer, or has no server; says
     what to do; ProtocolError, PeerTooOld, PeerTooNew: it has another version."""
     answer = run_in_network_loop(endpoint.ask(OFFER, pb.OfferRequest(protocol=PROTOCOL))).result()
@@ -114,7 +103,7 @@ def ask_offer(endpoint: Endpoint) -> RpcOffer:
         )
     if reply.version:
         check_engine(reply.version, endpoint.name)
-    return RpcOffer(reply.server[:200], reply.memory, reply.unit[:100], reply.cached)
+    return reply
 
 
 class RpcPort:

@@ -11,7 +11,7 @@ import psutil
 
 from edgellm.errors import EdgeError
 from edgellm.rpc.address import Address
-from edgellm.services.client.link import Endpoint
+from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from testkit import ROOT, free_port
 

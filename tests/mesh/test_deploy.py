@@ -4,7 +4,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from edgellm.mesh.deploy import DeployPart, DeployProgress, deploy
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.layers import WINDOW, Worker, find_workers, local_worker, worker_at_address
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.layer_pieces import Manifest
 from edgellm.storage.layer_store import LayerStore
@@ -77,7 +78,7 @@ def send(home: Home, verifier_path: Path, manifest: Manifest) -> Send:
             DeployPart(found[worker] if isinstance(worker, str) else worker, LayerRange(first, last + 1))
             for worker, first, last in parts
         ]
-        return deploy(ModelFile.open(verifier_path), manifest, named, trust=home.owner, store=home.here, **more)
+        return deploy(ModelFile.open(verifier_path), manifest, named, store=home.here, **more)
 
     return deployed
 
@@ -99,8 +100,12 @@ def test_each_device_gets_its_layers_and_a_new_plan_moves_the_rest(home: Home, s
 
 def through(home: Home, name: str, relay: Relay) -> Worker:
     """A worker whose line passes through the relay."""
-    peer = home.workers()[name].peer
-    return Worker(name, peer, Address("127.0.0.1", relay.port))
+    return at(home.workers()[name], relay.port)
+
+
+def at(worker: Worker, port: int) -> Worker:
+    """The worker as it is found at another port of this machine."""
+    return replace(worker, endpoint=replace(worker.reached(), address=Address("127.0.0.1", port)))
 
 
 def cutting(relay: Relay, places: list[int]) -> threading.Thread:
@@ -141,7 +146,7 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
 
 def test_who_is_gone_is_given_time_and_then_said_to_be(home: Home, send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deploying, "PAUSE_SECONDS", 0.01)
-    nowhere = Worker("desk", home.workers()["desk"].peer, Address("127.0.0.1", 1))
+    nowhere = at(home.workers()["desk"], 1)
     gone, done = send((nowhere, 0, 5), ("phone", 6, 11))
     assert isinstance(gone.error, DeviceLost)
     assert "0 of" in str(gone.error)
@@ -173,7 +178,7 @@ def test_a_worker_of_this_machine_needs_no_pairing(tmp_path: Path, verifier_path
         worker = run_in_network_loop(local_worker(address)).result(60)
         (done,) = deploy(ModelFile.open(verifier_path), manifest, [DeployPart(worker, LayerRange(4, 6))])
         assert (done.error, done.sent) == (None, size(manifest, 4, 5))
-        elsewhere = Worker("elsewhere", None, Address("192.0.2.1", 50151))
+        elsewhere = Worker("elsewhere", None, Endpoint("elsewhere", Address("192.0.2.1", 50151)))
         (refused,) = deploy(ModelFile.open(verifier_path), manifest, [DeployPart(elsewhere, LayerRange(4, 6))])
         assert isinstance(refused.error, PairingRequired)
 

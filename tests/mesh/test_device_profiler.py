@@ -191,7 +191,7 @@ def layers(verifier_path: Path) -> Blocks:
 def look(owner: Trust, layers: Blocks, model: Path, fresh: bool = False) -> tuple[Survey, list[tuple[str, str]]]:
     heard: list[tuple[str, str]] = []
     done = survey(
-        owner, found(owner), timed(layers, model), remeasure=fresh, notify=lambda who, what: heard.append((who, what))
+        found(owner), timed(layers, model), remeasure=fresh, notify=lambda who, what: heard.append((who, what))
     )
     return done, heard
 
@@ -252,17 +252,17 @@ def test_what_was_measured_is_known_later_and_of_damage_nothing(
 
 def test_who_cannot_be_measured_is_left_out_with_the_reason(owner: Trust, layers: Blocks, verifier_path: Path) -> None:
     attic, desk, phone = found(owner)
-    weak = Worker(phone.name, phone.peer, phone.address, phone.facts, frozenset({Right.FILES}))
+    weak = Worker(phone.name, phone.peer, phone.endpoint, phone.facts, frozenset({Right.FILES}))
     gone = Worker("gone", None, error=VerifierUnreachable("Nobody is there.", "Switch it on."))
-    called_here = Worker(HERE, attic.peer, attic.address, attic.facts, attic.rights)
+    called_here = Worker(HERE, attic.peer, attic.endpoint, attic.facts, attic.rights)
     model = timed(layers, verifier_path)
-    done = survey(owner, [desk, weak, gone, called_here], model)
+    done = survey([desk, weak, gone, called_here], model)
     assert list(done.speeds) == [HERE, "desk"]
     said = {name: str(error) for name, error in done.left_out}
     assert "peers grant NAME compute" in said["phone"]
     assert said["gone"].startswith("Nobody")
     assert "Rename the other" in said[HERE]
-    alone = survey(owner, [], model)
+    alone = survey([], model)
     assert list(alone.speeds) == [HERE]
     assert time.time() - alone.speeds[HERE].figures.taken < 60
 

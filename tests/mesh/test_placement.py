@@ -17,6 +17,7 @@ from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.placement import Placement, fail_over, place, with_phases
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers import Worker
+from edgellm.rpc.link import Endpoint
 
 MODEL = ModelCosts.of(TransformerShape(12, 1024, 16, 4, 64, 4096), "a model")
 ALL = frozenset(range(12))
@@ -29,8 +30,8 @@ def device(name: str, tflops: float = 1.0, memory: float = 4e9, disk: float = 2e
 
 HOME = Fleet((device("here", 0.2), device("desk"), device("phone", 0.1)))
 WORKERS = {
-    "desk": Worker("desk", None, Address("127.0.0.1", 50151)),
-    "phone": Worker("phone", None, Address("127.0.0.1", 50152)),
+    "desk": Worker("desk", None, Endpoint("desk", Address("127.0.0.1", 50151))),
+    "phone": Worker("phone", None, Endpoint("phone", Address("127.0.0.1", 50152))),
 }
 
 

@@ -17,12 +17,12 @@ from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, PlanImpossible
 from edgellm.layer_range import StageShare, read_split
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc_engine.model import Planner, RpcModel, RpcVerifier, RpcWork
 from edgellm.rpc_engine.process import ContextSizes
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.rpc_engine.session import RpcPort
-from edgellm.services.client.link import Endpoint
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk

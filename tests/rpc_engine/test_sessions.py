@@ -15,12 +15,12 @@ from edgellm.errors import DeviceLost, EdgeError, NotPaired, ProtocolError
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.channel import open_channel, run_in_network_loop
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.rpc_engine.session import TUNNEL, RpcPort, ask_offer
-from edgellm.services.client.link import Endpoint
 from edgellm.services.server.servers import WorkerServer
 from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device

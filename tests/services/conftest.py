@@ -9,7 +9,7 @@ import pytest
 
 from edgellm.engine import Context, ContextSpec, Model, check_gguf
 from edgellm.rpc.address import Address
-from edgellm.services.client.link import Timing
+from edgellm.rpc.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Ids

@@ -11,7 +11,7 @@ from edgellm.mesh.messages import StageAnswer, StageSpec
 from edgellm.mesh.pipeline import Pipeline, StageHost
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.services.client.link import Endpoint
+from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.protocols import GenerationState, Session

@@ -20,7 +20,7 @@ from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
-from edgellm.services.client.link import Endpoint
+from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.params import ReplyOptions

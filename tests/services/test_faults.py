@@ -17,8 +17,8 @@ import pytest
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import VerifierLost, VerifierSlow, VerifierUnavailable
 from edgellm.rpc.channel import run_in_network_loop
+from edgellm.rpc.link import Timing
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import Chunk, Ids, PromptProgress, Verdict

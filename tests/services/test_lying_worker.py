@@ -16,7 +16,7 @@ from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageT
 from edgellm.mesh.stage import InFlight, Stage
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.services.client.link import Endpoint
+from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer

@@ -24,11 +24,11 @@ from edgellm.rpc.discovery.interfaces import NetworkCard
 from edgellm.rpc.discovery.mdns import ServiceKind, announce
 from edgellm.rpc.discovery.peer_probe import ProbeResult, announced_addresses
 from edgellm.rpc.layers import method
+from edgellm.rpc.link import Timing
 from edgellm.rpc.trust import handshake
 from edgellm.rpc.trust.handshake import NothingListens, connect_authenticated
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client import verifier_client, verifier_selection
-from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
 from edgellm.services.mesh_codec import CARRY, HOLDS, WORK

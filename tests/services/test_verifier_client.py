@@ -10,8 +10,8 @@ import pytest
 
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import PairingRequired, ProtocolError, VerifierLost, VerifierUnreachable, VocabularyMismatch
+from edgellm.rpc.link import Timing
 from edgellm.rpc.protos import PROTOCOL
-from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.protocols import GenerationState, Session

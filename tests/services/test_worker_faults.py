@@ -22,9 +22,9 @@ from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
+from edgellm.rpc.link import Endpoint, Timing
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.services.client.link import Endpoint, Timing
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.services.server import listener, mesh_service
@@ -181,11 +181,11 @@ def test_an_error_of_python_at_either_end_fails_the_request_with_its_text(
 def test_nothing_is_sent_to_a_worker_that_may_still_refuse(verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent while it refuses would hide the reason."""
 
-    async def refused(*_: object) -> None:
+    async def refused(*_: object, **_undo: object) -> None:
         await asyncio.sleep(0.2)
         raise MemoryShort("There is no room.", "Make some.")
 
-    monkeypatch.setattr(listener, "made_in_thread", refused)
+    monkeypatch.setattr(listener, "in_thread", refused)
     posted: queue.Queue[object] = queue.Queue()
     with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
         host = RemoteDevice(Endpoint("a", worker.address)).stage_host()

@@ -15,7 +15,7 @@ from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import MicroBatch, StageAnswer, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
-from edgellm.services.client.link import Endpoint
+from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer

@@ -13,7 +13,7 @@ from edgellm.engine import Model
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import OpenedVerifier
 from edgellm.rpc.address import Address, ModelAddress
-from edgellm.services.client.link import Timing
+from edgellm.rpc.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer
 from edgellm.spec.types import Notice, Source, Token

@@ -97,11 +97,10 @@ def survey_workers(
     """Return the figures of this device and of `workers`, measured if unknown or `fresh`; print which are left out."""
     from edgellm.mesh.fleet_profiler import survey, timed_model
     from edgellm.mesh.weight_cache import ComputeUnit
-    from edgellm.rpc.trust.trust import Trust
 
     with activity("asking the devices") as update:
         found = survey(
-            Trust.load(), workers, timed_model(model, by_stand_in=by_stand_in), remeasure=fresh,
+            workers, timed_model(model, by_stand_in=by_stand_in), remeasure=fresh,
             notify=lambda device, doing: update(f"{device}: {doing}"), unit=ComputeUnit.choose(hardware),
         )  # fmt: skip
     print_left_out(found.left_out)
@@ -239,7 +238,6 @@ def deploy(
     from edgellm.engine import ModelFile
     from edgellm.mesh.deploy import deploy as send_layers
     from edgellm.mesh.deploy import deploy_parts
-    from edgellm.rpc.trust.trust import Trust
     from edgellm.storage.layer_pieces import manifest_of
 
     if asked.split is not None:
@@ -264,7 +262,7 @@ def deploy(
         manifest = manifest_of(file, [part.layers for part in parts], lambda share: loading(file.path.name, share))
     with Loading("sending to", "bytes") as bar:
         done = send_layers(
-            file, manifest, parts, trust=Trust.load() if workers else None, rate=asked.rate * 1e6 / 8,
+            file, manifest, parts, rate=asked.rate * 1e6 / 8,
             notify=lambda moved: bar(moved.part.name, moved.arrived, moved.total, moved.activity),
         )  # fmt: skip
     if as_json:

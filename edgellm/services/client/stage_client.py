@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from edgellm.coldstart.costs import Device, LayersOnDevice
-from edgellm.errors import DeviceLost, InvalidOption, LayersRefused, NotPaired, NotPermitted
+from edgellm.errors import DeviceLost, InvalidOption, LayersRefused, NotPermitted
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.mesh.fleet_profiler import parse_peer
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
@@ -18,10 +18,10 @@ from edgellm.rpc.channel import network_loop, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import probe_peers
 from edgellm.rpc.layers import Worker, read_pieces, write_pieces
+from edgellm.rpc.link import WORKER_TIMING, Endpoint, ServiceLink, Timing
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, Timing
 from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import HOLDS, WORK, check_engine, read_event, write_micro_batch, write_work
 from edgellm.storage.layer_pieces import LayerPiece
@@ -170,21 +170,10 @@ def remote_devices(
     but `HERE`, which are addresses or names of paired devices. `known` are measured devices; `own` is as for
     `RemoteDevice`. Raises InvalidOption, NotPermitted, NotPaired, EdgeError: a device does not answer, has granted this
     one no right to compute there, or cannot be used."""
-    given = map(endpoint_of, discovered) if discovered else map(_endpoint_at, peers)
+    given = [worker.reached() for worker in discovered] or map(_endpoint_at, peers)
     endpoints = {endpoint.name: endpoint for endpoint in given}
     endpoints |= _resolved([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
     return {name: RemoteDevice(where, known=known.get(name), own=own) for name, where in endpoints.items()}
-
-
-def endpoint_of(worker: Worker) -> Endpoint:
-    """Return the endpoint of a discovered worker. Raise EdgeError where it cannot be used."""
-    if worker.address is None:
-        raise worker.error or NotPaired(
-            f"The address of {worker.name} is unknown.", "Check that it is switched on and runs edgellm serve."
-        )
-    if worker.peer is None:
-        return Endpoint(worker.name, worker.address)
-    return Endpoint(worker.name, worker.address, Trust.load(), worker.peer.id)
 
 
 def _endpoint_at(text: str) -> Endpoint:

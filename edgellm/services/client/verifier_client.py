@@ -16,11 +16,11 @@ from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, network_loop, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import call_with_retry, listening, own_hosts, send_magic_packets
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, announced_addresses
+from edgellm.rpc.link import Timing
 from edgellm.rpc.trust.handshake import RECHECK_SECONDS, connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Trust
 from edgellm.services import verification_codec as codec
-from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_stream import Stream
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier
 from edgellm.spec.verification import RetryDelay, VerdictDeadline

@@ -14,10 +14,10 @@ import numpy as np
 from edgellm import errors
 from edgellm.engine import common_prefix
 from edgellm.rpc.channel import MAX_BUSY_MS, SESSION
+from edgellm.rpc.link import ServiceLink, Timing
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import parse_message
 from edgellm.services import verification_codec as codec
-from edgellm.services.client.link import ServiceLink, Timing
 from edgellm.spec.protocols import Capabilities, VerifyRequest
 from edgellm.spec.types import NO_IDS, Ids, Verdict
 from edgellm.spec.verification import RetryDelay, VerdictDeadline, VerdictWork

@@ -263,9 +263,11 @@ async def write_in_time(stream: Stream, message: Message) -> None:
         writing.cancel()
 
 
-async def in_thread(work: Callable[[], T], beat: Callable[[], Awaitable[Any]] | None = None) -> T:
+async def in_thread(
+    work: Callable[[], T], beat: Callable[[], Awaitable[Any]] | None = None, undo: Callable[[T], object] | None = None
+) -> T:
     """Run slow work in a thread, and call `beat` every second meanwhile. If the call is cancelled, wait for the work
-    all the same, so that nothing is closed under it."""
+    all the same, so that nothing is closed under it, and `undo` its result."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         while not (await asyncio.wait({task}, timeout=BEAT_SECONDS))[0]:
@@ -274,19 +276,6 @@ async def in_thread(work: Callable[[], T], beat: Callable[[], Awaitable[Any]] | 
         return task.result()
     finally:
         if not task.done():
+            if undo is not None:
+                task.add_done_callback(lambda done: done.exception() or undo(done.result()))
             await asyncio.wait({task})
-
-
-async def made_in_thread(make: Callable[[], T], close: Callable[[T], None]) -> T:
-    """Return the result of `make`, run in a thread; `close` the result if the call is cancelled meanwhile."""
-
-    def close_abandoned(making: asyncio.Future[T]) -> None:
-        if making.exception() is None:
-            close(making.result())
-
-    making = asyncio.ensure_future(asyncio.to_thread(make))
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        making.add_done_callback(close_abandoned)
-        raise

@@ -187,7 +187,7 @@ class WorkerService(listener.Service):
                 loop.call_soon_threadsafe(out.put_nowait, event)
 
         what = f"{work.layers.named} of {work.name}"
-        stage = await listener.made_in_thread(lambda: self._stage(work, post), lambda made: made.close())
+        stage = await listener.in_thread(lambda: self._stage(work, post), undo=lambda made: made.close())
         served, forwarder = _ServedStage(stage, out), None
         try:
             self._notify(listener.EventKind.CONNECTED, f"Loading {what} for {stream.peer()}.")

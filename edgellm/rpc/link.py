@@ -47,7 +47,7 @@ WORKER_TIMING = Timing(silent_beats=12, stall=60.0)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A worker's address, and how to connect: with `trust` by mutual TLS, only to `device` if that is known."""
+    """A device's address, and how to connect: with `trust` by mutual TLS, only to `device` if that is known."""
 
     name: str
     address: Address
@@ -55,9 +55,8 @@ class Endpoint:
     device: DeviceID | None = None
 
     async def connect(self) -> grpc.aio.Channel:
-        """Return an open channel. Raise TimeoutError without an answer in time."""
-        async with asyncio.timeout(2 * HELLO_SECONDS):
-            return await dial(self.address, self.trust, self.device)
+        """Return an open channel; the caller closes it."""
+        return await dial(self.address, self.trust, self.device)
 
     async def ask(self, method: str, request: Message) -> bytes:
         """Return a worker's answer to one request. Raise DeviceLost without an answer."""
@@ -73,7 +72,9 @@ class Endpoint:
     async def hold(self, held: Callable[[grpc.aio.Channel], Awaitable[None]]) -> tuple[EdgeError, bool]:
         """Connect, and await `held` over the channel; return why that has ended, and whether the device is at fault."""
         try:
-            async with await self.connect() as channel:
+            async with asyncio.timeout(2 * HELLO_SECONDS):
+                channel = await self.connect()
+            async with channel:
                 await held(channel)
         except TimeoutError:
             return lost(f"{self.name} at {self.address} does not answer."), True
