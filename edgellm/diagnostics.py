@@ -154,18 +154,12 @@ def _unused_card() -> str | None:
 
 
 def rpc_engine() -> Finding:
-    """Report the server of llama.cpp's RPC here, by which devices hold models that cannot be cut into layers."""
+    """Report whether llama.cpp has its RPC here, by which devices hold models that cannot be cut into layers."""
     backend = part_of("rpc", "backend")
-    what, program = backend.server_kind()
-    if what and not program:
-        return _fine("rpc engine", f"Served by {what}.")
-    if what:
-        what = f"Served by {what}; this device computes for others by it, and cannot ask others."
-        next_step = "To run models over other devices, compile llama.cpp with it:"
-    else:
-        what = "Nothing here serves llama.cpp's RPC, by which devices share uncut models."
-        next_step = "If you need it, compile llama.cpp with it:"
-    return _note("rpc engine", what, f"{next_step} {backend.how_to_compile()}")
+    if backend.is_compiled_in():
+        return _fine("rpc engine", "llama.cpp's RPC backend is compiled in.")
+    what = "llama.cpp is compiled without its RPC, by which devices share uncut models."
+    return _note("rpc engine", what, f"If you need it, compile llama.cpp with it: {backend.how_to_compile()}")
 
 
 def processor(threads: int, processors: int) -> Finding:

@@ -194,7 +194,8 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     from edgellm.storage.layer_store import LayerStore
 
     address, unit = Address.of(link.host, link.port), ComputeUnit.choose(hardware)
-    served_by = part_of("rpc", "backend").require_server()[0] if link.rpc else ""
+    if link.rpc:
+        part_of("rpc", "backend").require()
     more = (part_of("rpc", "service").RpcEngineService,) if link.rpc else ()
     trust = None if address.loopback and not link.paired_only else Trust.load()
     layer_store = LayerStore(limit=None if link.store is None else int(link.store * 1e9))
@@ -208,8 +209,8 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{reached}:7-12", style="bold")
     say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
     say(f"Memory for layers and caches: {size(limit)} ({reason}).", style="dim")
-    if served_by:
-        say(f"llama.cpp's RPC is served, too, by {served_by}.", style="dim")
+    if link.rpc:
+        say("llama.cpp's RPC is served, too.", style="dim")
     return server
 
 

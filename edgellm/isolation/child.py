@@ -80,13 +80,11 @@ _STARTING = Limits(seconds=30.0)
 @dataclass(frozen=True, slots=True)
 class ChildKind:
     """The children that run the functions of a `module`: their purpose, such as "renders templates"; the idle seconds
-    after which a child ends, 0 for never; the seconds that a child gets to end by itself; and whether its output is
-    kept for messages."""
+    after which a child ends, 0 for never; and whether its output is kept for messages."""
 
     module: str
     role: str
     idle: float = 0.0
-    grace: float = 0.0
     keeps_words: bool = False
 
 
@@ -137,7 +135,7 @@ class Child:
             what = f"No child process can be started: {error.strerror}."
             raise EngineFailed(what, "Close other programs.") from error
         self._has_begun = False
-        self._end = weakref.finalize(self, _end, self._process, output, self._kind.grace)
+        self._end = weakref.finalize(self, _end, self._process, output)
 
     def call(
         self, name: str, limits: Limits, data: bytes = b"", stopped: Callable[[], bool] | None = None, **fields: object
@@ -342,12 +340,7 @@ def _whole(answers: IO[bytes], size: int) -> bytes:
     return data
 
 
-def _end(process: subprocess.Popen[bytes], output: IO[bytes] | None, grace: float) -> None:
-    if grace and process.stdin is not None:
-        with suppress(OSError):
-            process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=grace)
+def _end(process: subprocess.Popen[bytes], output: IO[bytes] | None) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout, output):

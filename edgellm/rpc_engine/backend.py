@@ -7,9 +7,7 @@ away. So edgellm serves on loopback only, and never in the process that answers 
 import atexit
 import ctypes
 import os
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -28,8 +26,6 @@ from edgellm.isolation.serving import Functions, Report
 from edgellm.system import be_killed_first, limit
 
 HOST = "127.0.0.1"
-PROGRAMS = ("rpc-server", "ggml-rpc-server")
-"""Names of llama.cpp's own server, which serves where the library lacks the backend."""
 
 
 def how_to_compile() -> str:
@@ -82,26 +78,7 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
 
 STARTING_SECONDS = 60.0
 _BESIDE = 2**30  # bytes of a server's own memory beside its client's
-_HASHED = "rpc"  # folder in which llama.cpp's own program keeps weights
-# The child ends a program of llama.cpp's, and gets some time for that.
-_KIND = ChildKind("edgellm.rpc_engine.backend", "serves layers over RPC", grace=0.5, keeps_words=True)
-
-
-def server_kind() -> tuple[str, str]:
-    """Return the server of this machine, in words, and the program on the PATH if it is llama.cpp's own; "" for what
-    there is not."""
-    if is_compiled_in():
-        return "llama.cpp's RPC backend, which is compiled in", ""
-    program = next(filter(None, map(shutil.which, PROGRAMS)), "")
-    return f"the program {program}" if program else "", program
-
-
-def require_server() -> tuple[str, str]:
-    """Return `server_kind`'s answer. Raise EngineFailed where nothing here can serve."""
-    what, program = server_kind()
-    if not what:
-        raise EngineFailed("This device has no RPC server of llama.cpp.", f"Compile one: {how_to_compile()}")
-    return what, program
+_KIND = ChildKind("edgellm.rpc_engine.backend", "serves layers over RPC", keeps_words=True)
 
 
 class RpcServer(Child):
@@ -114,14 +91,14 @@ class RpcServer(Child):
         `hardware`, or graphics cards. Beside its own memory it gets `memory` bytes at most, if not 0, where the system
         can limit that. Large weights are kept in the folder `cache`. Raises EngineFailed: nothing here can serve, or
         the server does not start."""
-        _what, program = require_server()
+        require()
         with socket.create_server((HOST, 0)) as free:
             self.port: int = free.getsockname()[1]
         super().__init__(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1"})
         try:
             self.call(
                 "serve", Limits(), port=self.port, threads=hardware.threads or available_threads(),
-                devices=list(devices), memory=memory, program=program, cache=str(cache or ""),
+                devices=list(devices), memory=memory, cache=str(cache or ""),
             )  # fmt: skip
             self._wait_until_listening()
         except ChildFailed as error:
@@ -134,8 +111,10 @@ class RpcServer(Child):
         """Wait for the child itself to listen at its port: another program may have taken it meanwhile."""
         deadline = time.monotonic() + STARTING_SECONDS
         while self.alive and time.monotonic() < deadline:
-            if self.port in _listening(self.pid):
-                return
+            with suppress(psutil.Error):
+                connections = psutil.Process(self.pid).net_connections(kind="tcp")
+                if any(at.laddr.port == self.port and at.status == psutil.CONN_LISTEN for at in connections):
+                    return
             time.sleep(POLL_SECONDS)
         raise self._not_started("it does not listen")
 
@@ -145,45 +124,21 @@ class RpcServer(Child):
         )
 
 
-def _listening(process: int) -> set[int]:
-    """Return the ports at which a process or its children listen."""
-    found: set[int] = set()
-    with suppress(psutil.Error):
-        parent = psutil.Process(process)
-        for one in (parent, *parent.children()):
-            with suppress(psutil.Error):
-                connections = one.net_connections(kind="tcp")
-                found |= {at.laddr.port for at in connections if at.status == psutil.CONN_LISTEN}
-    return found
-
-
 def functions(_report: Report) -> Functions:
     """Return the function that serves, for the child."""
     return {"serve": _serve}
 
 
-def _serve(
-    _data: memoryview, port: int, threads: int, devices: list[str], memory: int, program: str, cache: str
-) -> None:
-    """Begin to serve, until the process ends. `memory`, `program` and `cache` may be missing: 0 or ""."""
+def _serve(_data: memoryview, port: int, threads: int, devices: list[str], memory: int, cache: str) -> None:
+    """Begin to serve, until the process ends. `memory` and `cache` may be missing: 0 or ""."""
     be_killed_first()
     limit("RLIMIT_CORE", 0)
     if memory:
         limit("RLIMIT_DATA", memory + _BESIDE)
-    if not program:
-        folder = Path(cache) / _HASHED if cache else None
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        atexit.register(os._exit, 0)  # llama.cpp still serves
+    atexit.register(os._exit, 0)  # llama.cpp still serves
 
-        def serve_for_good() -> None:
-            serve(port, threads, devices, folder)
-            os._exit(1)
+    def serve_for_good() -> None:
+        serve(port, threads, devices, Path(cache) if cache else None)
+        os._exit(1)
 
-        threading.Thread(target=serve_for_good, daemon=True).start()
-        return
-    options = ["-H", HOST, "-p", str(port), "-t", str(threads), "-d", ",".join(devices), *(["-c"] if cache else [])]
-    served = subprocess.Popen([program, *options], env={**os.environ, "LLAMA_CACHE": cache}, stdin=subprocess.DEVNULL)
-    atexit.register(served.wait)
-    atexit.register(served.kill)
-    threading.Thread(target=lambda: os._exit(served.wait() or 1), daemon=True).start()
+    threading.Thread(target=serve_for_good, daemon=True).start()

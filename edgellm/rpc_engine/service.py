@@ -23,7 +23,7 @@ from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
-from edgellm.rpc_engine.backend import HOST, RpcServer, server_kind
+from edgellm.rpc_engine.backend import HOST, RpcServer
 from edgellm.rpc_engine.session import MAX_BUFFER, RPC_CONTRACT, SESSION_BYTES, Moved, carry
 from edgellm.services.server import listener
 from edgellm.sleeping import AWAKE
@@ -76,13 +76,10 @@ class RpcEngineService(listener.Service):
     async def offer(self, data: bytes, context: listener.Stream) -> pb.OfferReply:
         """Reply with this device's offer."""
         check_version(parse_message(pb.OfferRequest, data).protocol, "the other device")
-        what, program = await asyncio.to_thread(server_kind)
         memory, _ = await asyncio.to_thread(self._cache.available)
         cached = await asyncio.to_thread(self._tensors.size, self.owner(context))
-        own = VERSION if what and not program else ""
-        return pb.OfferReply(
-            protocol=PROTOCOL, server=what, version=own, memory=memory, unit=self._cache.unit.name, cached=cached
-        )
+        unit = self._cache.unit.name
+        return pb.OfferReply(protocol=PROTOCOL, version=VERSION, memory=memory, unit=unit, cached=cached)
 
     async def serve(self, _orders: Any, stream: listener.Stream) -> None:
         """Serve one session, from Begin to the end of the stream."""

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import psutil
 
-from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
+from edgellm.errors import SAME_VERSION, EdgeError, ProtocolError
 from edgellm.rpc.channel import first_of, network_loop, run_in_network_loop
 from edgellm.rpc.link import WORKER_TIMING, Endpoint, ServiceLink, lost
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
@@ -92,17 +92,12 @@ async def carry(
 
 
 def ask_offer(endpoint: Endpoint) -> pb.OfferReply:
-    """Ask a worker whether it serves llama.cpp's RPC. Raises DeviceLost: it does not answer, or has no server; says
-    what to do; ProtocolError, PeerTooOld, PeerTooNew: it has another version."""
+    """Ask a worker what it offers over llama.cpp's RPC. Raises DeviceLost: it does not answer, or does not serve it;
+    ProtocolError, PeerTooOld, PeerTooNew: it has another version."""
     answer = run_in_network_loop(endpoint.ask(OFFER, pb.OfferRequest(protocol=PROTOCOL))).result()
     reply = parse_message(pb.OfferReply, answer)
     check_version(reply.protocol, endpoint.name)
-    if not reply.server:
-        raise DeviceLost(
-            f"{endpoint.name} has no RPC server of llama.cpp.", "Run edgellm doctor there; it says how to compile one."
-        )
-    if reply.version:
-        check_engine(reply.version, endpoint.name)
+    check_engine(reply.version, endpoint.name)
     return reply
 
 

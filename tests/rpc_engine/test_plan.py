@@ -3,7 +3,6 @@
 import itertools
 import os
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,31 +144,12 @@ def test_a_server_without_its_device_does_not_start() -> None:
         backend.RpcServer(Hardware(threads=1), ("VOODOO0",))
 
 
-def test_without_any_server_it_is_said_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_backend_it_is_said_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
-    monkeypatch.setenv("PATH", "/none")
-    assert backend.server_kind() == ("", "")
     with pytest.raises(EngineFailed, match="RPC"):
         backend.RpcServer(Hardware(threads=1))
     with pytest.raises(EngineFailed, match="RPC"):
         backend.add_server(1)
-
-
-def test_llama_cpps_program_does_for_a_library_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A stand-in for it, which listens where it is told."""
-    program = tmp_path / "rpc-server"
-    program.write_text(
-        f"#!{sys.executable}\nimport socket, sys, time\nwords = sys.argv[1:]\n"
-        "host, port = words[words.index('-H') + 1], int(words[words.index('-p') + 1])\n"
-        "with socket.create_server((host, port)): time.sleep(600)\n"
-    )
-    program.chmod(0o700)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
-    running = backend.RpcServer(Hardware(threads=1))
-    (served,) = psutil.Process(running.pid).children()
-    running.close()
-    assert not served.is_running() or served.status() == psutil.STATUS_ZOMBIE
 
 
 # --- the cache of tensors ---------------------------------------------------------------------------------------------

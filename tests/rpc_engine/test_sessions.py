@@ -127,7 +127,7 @@ def test_a_server_that_dies_ends_the_session_but_not_the_worker(session: RpcPort
     session.open()
     rpc_servers()[0].kill()
     assert "has ended" in session.lost.result(60).what
-    assert ask_offer(endpoint).server
+    assert ask_offer(endpoint).version
 
 
 def test_too_much_memory_and_other_versions_are_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:

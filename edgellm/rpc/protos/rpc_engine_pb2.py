@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#edgellm/rpc/protos/rpc_engine.proto\x12\nedgellm.v1\" \n\x0cOfferRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\"m\n\nOfferReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06server\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06memory\x18\x04 \x01(\x04\x12\x0c\n\x04unit\x18\x05 \x01(\t\x12\x0e\n\x06\x63\x61\x63hed\x18\x06 \x01(\x04\"[\n\x08RpcOrder\x12\"\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x11.edgellm.v1.BeginH\x00\x12\"\n\x05whole\x18\x02 \x01(\x0b\x32\x11.edgellm.v1.WholeH\x00\x42\x07\n\x05order\"Y\n\x05\x42\x65gin\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\x0e\n\x06memory\x18\x03 \x01(\x04\x12\x0f\n\x07weights\x18\x04 \x01(\x04\x12\x0c\n\x04name\x18\x05 \x01(\t\"\x07\n\x05Whole\"_\n\tRpcReport\x12&\n\x07serving\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.ServingH\x00\x12 \n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x10.edgellm.v1.BeatH\x00\x42\x08\n\x06report\"\t\n\x07Serving\"\x06\n\x04\x42\x65\x61t\")\n\x08RpcFrame\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32\xba\x01\n\tRpcEngine\x12\x39\n\x05Offer\x12\x18.edgellm.v1.OfferRequest\x1a\x16.edgellm.v1.OfferReply\x12\x38\n\x05Serve\x12\x14.edgellm.v1.RpcOrder\x1a\x15.edgellm.v1.RpcReport(\x01\x30\x01\x12\x38\n\x06Tunnel\x12\x14.edgellm.v1.RpcFrame\x1a\x14.edgellm.v1.RpcFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#edgellm/rpc/protos/rpc_engine.proto\x12\nedgellm.v1\" \n\x0cOfferRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\"]\n\nOfferReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06memory\x18\x04 \x01(\x04\x12\x0c\n\x04unit\x18\x05 \x01(\t\x12\x0e\n\x06\x63\x61\x63hed\x18\x06 \x01(\x04\"[\n\x08RpcOrder\x12\"\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x11.edgellm.v1.BeginH\x00\x12\"\n\x05whole\x18\x02 \x01(\x0b\x32\x11.edgellm.v1.WholeH\x00\x42\x07\n\x05order\"Y\n\x05\x42\x65gin\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\x0e\n\x06memory\x18\x03 \x01(\x04\x12\x0f\n\x07weights\x18\x04 \x01(\x04\x12\x0c\n\x04name\x18\x05 \x01(\t\"\x07\n\x05Whole\"_\n\tRpcReport\x12&\n\x07serving\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.ServingH\x00\x12 \n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x10.edgellm.v1.BeatH\x00\x42\x08\n\x06report\"\t\n\x07Serving\"\x06\n\x04\x42\x65\x61t\")\n\x08RpcFrame\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32\xba\x01\n\tRpcEngine\x12\x39\n\x05Offer\x12\x18.edgellm.v1.OfferRequest\x1a\x16.edgellm.v1.OfferReply\x12\x38\n\x05Serve\x12\x14.edgellm.v1.RpcOrder\x1a\x15.edgellm.v1.RpcReport(\x01\x30\x01\x12\x38\n\x06Tunnel\x12\x14.edgellm.v1.RpcFrame\x1a\x14.edgellm.v1.RpcFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,21 +34,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OFFERREQUEST']._serialized_start=51
   _globals['_OFFERREQUEST']._serialized_end=83
   _globals['_OFFERREPLY']._serialized_start=85
-  _globals['_OFFERREPLY']._serialized_end=194
-  _globals['_RPCORDER']._serialized_start=196
-  _globals['_RPCORDER']._serialized_end=287
-  _globals['_BEGIN']._serialized_start=289
-  _globals['_BEGIN']._serialized_end=378
-  _globals['_WHOLE']._serialized_start=380
-  _globals['_WHOLE']._serialized_end=387
-  _globals['_RPCREPORT']._serialized_start=389
-  _globals['_RPCREPORT']._serialized_end=484
-  _globals['_SERVING']._serialized_start=486
-  _globals['_SERVING']._serialized_end=495
-  _globals['_BEAT']._serialized_start=497
-  _globals['_BEAT']._serialized_end=503
-  _globals['_RPCFRAME']._serialized_start=505
-  _globals['_RPCFRAME']._serialized_end=546
-  _globals['_RPCENGINE']._serialized_start=549
-  _globals['_RPCENGINE']._serialized_end=735
+  _globals['_OFFERREPLY']._serialized_end=178
+  _globals['_RPCORDER']._serialized_start=180
+  _globals['_RPCORDER']._serialized_end=271
+  _globals['_BEGIN']._serialized_start=273
+  _globals['_BEGIN']._serialized_end=362
+  _globals['_WHOLE']._serialized_start=364
+  _globals['_WHOLE']._serialized_end=371
+  _globals['_RPCREPORT']._serialized_start=373
+  _globals['_RPCREPORT']._serialized_end=468
+  _globals['_SERVING']._serialized_start=470
+  _globals['_SERVING']._serialized_end=479
+  _globals['_BEAT']._serialized_start=481
+  _globals['_BEAT']._serialized_end=487
+  _globals['_RPCFRAME']._serialized_start=489
+  _globals['_RPCFRAME']._serialized_end=530
+  _globals['_RPCENGINE']._serialized_start=533
+  _globals['_RPCENGINE']._serialized_end=719
 # @@protoc_insertion_point(module_scope)

@@ -12,20 +12,18 @@ class OfferRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ...) -> None: ...
 
 class OfferReply(_message.Message):
-    __slots__ = ("protocol", "server", "version", "memory", "unit", "cached")
+    __slots__ = ("protocol", "version", "memory", "unit", "cached")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
-    SERVER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
-    server: str
     version: str
     memory: int
     unit: str
     cached: int
-    def __init__(self, protocol: _Optional[int] = ..., server: _Optional[str] = ..., version: _Optional[str] = ..., memory: _Optional[int] = ..., unit: _Optional[str] = ..., cached: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., memory: _Optional[int] = ..., unit: _Optional[str] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class RpcOrder(_message.Message):
     __slots__ = ("begin", "whole")
