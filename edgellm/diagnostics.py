@@ -348,9 +348,8 @@ def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
             "If it should, grant the right there: edgellm peers grant NAME verify (NAME: this device's name there)"
         )
         yield _note("rights", f"{name} does not verify this device's drafts.", next_step)
-    offers = [offer for offer in welcomed.offers if offer.role == "verifier"]
-    fits = any(offer.vocabulary == vocabulary for offer in offers)
-    for offer in offers:
+    fits = any(offer.vocabulary == vocabulary for offer in welcomed.offers)
+    for offer in welcomed.offers:
         if offer.behind:
             yield _fine("server", f"{name} is a gateway to {offer.model}, by {offer.behind}.")
         if offer.vocabulary == vocabulary:

@@ -165,12 +165,11 @@ def verifying(results: Sequence[ProbeResult]) -> dict[str, PairedModel]:
     found: dict[str, PairedModel] = {}
     for info in sorted((one.info for one in results if one.info is not None), key=lambda info: info.seconds):
         for offer in info.offers if Right.VERIFY in info.rights else ():
-            if offer.role == "verifier":
-                address = ModelAddress(info.address, offer.model)
-                found.setdefault(offer.model, PairedModel(info.peer, offer, address))
+            address = ModelAddress(info.address, offer.model)
+            found.setdefault(offer.model, PairedModel(info.peer, offer, address))
     for peer in (one.peer for one in results if one.info is None and one.peer.addresses):
         if (kept := KeptGreeting.of(peer.id)) is not None and Right.VERIFY in peer.granted:
-            offer = OfferedModel("verifier", kept.reply.model[:200], 0, kept.reply.vocabulary.hex())
+            offer = OfferedModel(kept.reply.model[:200], 0, kept.reply.vocabulary.hex())
             found.setdefault(offer.model, PairedModel(peer, offer, ModelAddress(peer.addresses[0], offer.model)))
     return found
 

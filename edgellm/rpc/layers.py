@@ -193,10 +193,10 @@ async def upload(
 ) -> UploadProgress:
     """Send a device the `wanted` pieces that it lacks; return the final progress. Pieces are given by index. `cut`
     yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop."""
-    sender = _Upload(channel, name, manifest, sorted(wanted))
+    sender = _Upload(name, manifest, sorted(wanted))
     try:
         with call_errors(name):
-            await first_of(sender.link.run(sender.take, sender.beat), sender.send_all(cut, limiter, notify))
+            await first_of(sender.link.run(channel, sender.take, sender.beat), sender.send_all(cut, limiter, notify))
         if not sender.complete:
             raise DeviceLost(f"{name} has closed the connection.", "Try again.")
         return sender.progress
@@ -208,8 +208,8 @@ async def upload(
 class _Upload:
     """The sender's side of an upload."""
 
-    def __init__(self, channel: grpc.aio.Channel, name: str, manifest: Manifest, wanted: Sequence[int]) -> None:
-        self.link = ServiceLink(channel, method("Put"), _PATIENT, accepted=True)
+    def __init__(self, name: str, manifest: Manifest, wanted: Sequence[int]) -> None:
+        self.link = ServiceLink(method("Put"), _PATIENT, accepted=True)
         self.acknowledged: dict[int, int] = {}  # bytes of each piece
         self.complete = False
         self._name, self._manifest, self._wanted, self._sent = name, manifest, wanted, 0

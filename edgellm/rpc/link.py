@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from edgellm.errors import DeviceLost, EdgeError, EngineFailed, ProtocolError
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of, network_loop
 from edgellm.rpc.trust.handshake import dial
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
@@ -109,17 +109,15 @@ class ServiceLink:
 
     A device that owes an answer is watched: it must be alive and make progress."""
 
-    def __init__(self, channel: grpc.aio.Channel, method: str, timing: Timing, *, accepted: bool = False) -> None:
-        """Begin the call. `accepted`: frames after the first wait for the other side's first message, because gRPC
-        hides the reason of a refusal where a frame fails to be sent meanwhile."""
-        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(method, bytes, bytes)()  # type: ignore[call-arg]  # written to
-        self._timing = timing
+    def __init__(self, method: str, timing: Timing, *, accepted: bool = False) -> None:
+        """Set up a call, whose frames wait for `run`. `accepted`: frames after the first wait for the other side's
+        first message, because gRPC hides the reason of a refusal where a frame fails to be sent meanwhile."""
+        self._method, self._timing = method, timing
         self._frames: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()
         self.unsent = 0  # counted frames that are not taken yet
         self._ended, self._accepted = asyncio.Event(), asyncio.Event()
         if not accepted:
             self._accepted.set()
-        self.owe()
 
     def owe(self) -> None:
         """Begin to watch: the device owes an answer from now on."""
@@ -142,34 +140,48 @@ class ServiceLink:
             return f"has made no progress for {self._timing.stall:g} seconds"
         return ""
 
+    def post(self, frame: Message) -> None:
+        """Send a frame, from another thread."""
+        network_loop().call_soon_threadsafe(self.send, frame.SerializeToString())
+
+    def close(self) -> None:
+        """End the stream, from another thread."""
+        network_loop().call_soon_threadsafe(self.end)
+
     def send(self, frame: bytes, count: int = 1) -> None:
         self.unsent += count
         self._frames.put_nowait((frame, count))
 
     def end(self) -> None:
-        """End the stream, whatever waits: `run` returns."""
+        """End the stream, whatever waits, and also before it begins: `run` returns."""
         self._ended.set()
 
-    async def run(self, take: Callable[[bytes], None], beat: Callable[[float], object]) -> None:
-        """Call `take` with every message, and `beat` with the length of every heartbeat, until this side or the other
-        ends the stream. Raises grpc.aio.AioRpcError: the stream has failed, or is refused; EdgeError: of `take` and
-        `beat`."""
+    async def run(
+        self, channel: grpc.aio.Channel, take: Callable[[bytes], None], beat: Callable[[float], object]
+    ) -> None:
+        """Begin the call. Call `take` with every message, and `beat` with the length of every heartbeat, until this
+        side or the other ends the stream. Raises grpc.aio.AioRpcError: the stream has failed, or is refused; EdgeError:
+        of `take` and `beat`."""
+        if self._ended.is_set():
+            return
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(self._method, bytes, bytes)()  # type: ignore[call-arg]  # written to
+        self.owe()
         try:
-            await first_of(self._write(), self._read(take), self._beats(beat), self._ended.wait())
+            await first_of(self._write(call), self._read(call, take), self._beats(beat), self._ended.wait())
         finally:
-            self._call.cancel()
+            call.cancel()
 
-    async def _write(self) -> None:
+    async def _write(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader finds the stream ended, and why
             while True:
                 frame, count = await self._frames.get()
-                await self._call.write(frame)
+                await call.write(frame)
                 self.unsent -= count
                 await self._accepted.wait()
         await self._ended.wait()
 
-    async def _read(self, take: Callable[[bytes], None]) -> None:
-        while isinstance(data := await self._call.read(), bytes):
+    async def _read(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", take: Callable[[bytes], None]) -> None:
+        while isinstance(data := await call.read(), bytes):
             self._silent = 0
             self._accepted.set()
             take(data)

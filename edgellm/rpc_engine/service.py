@@ -114,9 +114,7 @@ class RpcEngineService(listener.Service):
             await first_of(self._orders(stream, session), self._beats(stream, session))
         finally:
             del self._sessions[name]
-            closing = asyncio.ensure_future(asyncio.to_thread(close))
-            closing.add_done_callback(lambda _: self._notify(listener.EventKind.ENDED, f"Released {what}."))
-            await asyncio.shield(closing)
+            await self.released(what, close)
 
     async def _started(self, begin: pb.Begin, owner: str) -> _Served:
         """Start a server."""

@@ -17,7 +17,7 @@ import grpc.aio
 import psutil
 
 from edgellm.errors import SAME_VERSION, EdgeError, ProtocolError
-from edgellm.rpc.channel import first_of, network_loop, run_in_network_loop
+from edgellm.rpc.channel import first_of, run_in_network_loop
 from edgellm.rpc.link import WORKER_TIMING, Endpoint, ServiceLink, lost
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
@@ -117,7 +117,7 @@ class RpcPort:
         self.lost: Future[EdgeError] = Future()
         self.traffic = Moved()
         self._client: int | None = None
-        self._link: ServiceLink | None = None
+        self._link = ServiceLink(SERVE, replace(WORKER_TIMING, stall=inf))
         self._closed = False
         self._blamed: EdgeError | None = None
         self._live: Future[None] | None = None
@@ -136,21 +136,18 @@ class RpcPort:
 
     def confirm(self) -> None:
         """Tell the worker that the model is loaded, so that it may keep the weights."""
-        if self._link is not None:
-            network_loop().call_soon_threadsafe(self._link.send, pb.RpcOrder(whole=pb.Whole()).SerializeToString())
+        self._link.post(pb.RpcOrder(whole=pb.Whole()))
 
     def blame(self, error: EdgeError) -> None:
         """End the session for a reason that is known here alone; it is then `lost`."""
         self._blamed = error
-        if self._link is not None:
-            network_loop().call_soon_threadsafe(self._link.end)
+        self._link.close()
 
     def close(self) -> None:
         """End the session, and the server with it."""
         self._closed = True
+        self._link.close()
         if self._live is not None:
-            if self._link is not None:
-                network_loop().call_soon_threadsafe(self._link.end)
             with suppress(Exception):
                 self._live.result()
 
@@ -168,7 +165,7 @@ class RpcPort:
             await self._tunnel(channel, socket)
 
         listener = await asyncio.start_server(connected, HOST, 0, limit=MAX_BUFFER)
-        link = self._link = ServiceLink(channel, SERVE, replace(WORKER_TIMING, stall=inf))
+        link = self._link
         link.send(pb.RpcOrder(begin=self.begin).SerializeToString())
         latest = monotonic() + 1.5 * STARTING_SECONDS  # the worker says it itself before that
 
@@ -187,8 +184,7 @@ class RpcPort:
                 raise lost(f"{self.name} at {self._endpoint.address} {trouble}.")
 
         try:
-            if not self._closed:
-                await link.run(take, beat)
+            await link.run(channel, take, beat)
         finally:
             listener.close()  # the tunnels end with the channel
 

@@ -228,9 +228,8 @@ def test_a_pair_is_proposed_downloaded_and_used_from_then_on(edge: Edge, smalles
 
 def test_a_paired_devices_larger_verifier_is_used(edge: Edge, smallest: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     info = SimpleNamespace(rights=frozenset(Right), offers=[
-        OfferedModel("verifier", "Qwen3.6-27B-Q4_K_M.gguf", 16_817_244_384, "ab"),
-        OfferedModel("verifier", "unknown.gguf", 90 * 10**9, "ab"),
-        OfferedModel("worker", "Qwen3-32B-Q4_K_M.gguf", 20 * 10**9, "ab"),
+        OfferedModel("Qwen3.6-27B-Q4_K_M.gguf", 16_817_244_384, "ab"),
+        OfferedModel("unknown.gguf", 90 * 10**9, "ab"),
     ])  # fmt: skip
     answer = SimpleNamespace(peer=SimpleNamespace(name="desk"), info=info, error=None)
     monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.probe_peers", lambda *_: [answer])

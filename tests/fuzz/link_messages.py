@@ -114,7 +114,7 @@ def readers(folder: Path) -> list[Reader]:
                           sampling=write_wanted(WANTED))  # fmt: skip
     own, other = _paired(folder)
     nonce, host = bytes(32), Address("10.0.0.2", 1)
-    offer = trust_pb.Offer(role="verifier", model="big", size=5, vocabulary=bytes(32))
+    offer = trust_pb.Offer(model="big", size=5, vocabulary=bytes(32))
     welcome = trust_pb.WelcomeReply(
         protocol=PROTOCOL, device=other.id.digest, version="1", rights=["verify", "files"], models=[offer],
         time=1, signature=other.sign(LABEL + nonce + other.id.digest + own.identity.id.digest),

@@ -27,7 +27,7 @@ from tests.rpc.strangers import befriend, device, known
 
 SILENCE = ReceivedAnnouncements((), own_came_back=True)
 VOCABULARY = "ab" * 32
-OTHER = OfferedModel("verifier", "other", 1, "00" * 32)
+OTHER = OfferedModel("other", 1, "00" * 32)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_a_device_of_which_there_is_no_sign(me: Trust, desk: Trust) -> None:
 @pytest.fixture
 def sound(desk: Trust) -> PeerInfo:
     peer: Peer = known(desk, "desk")
-    offer = OfferedModel("verifier", "big", 1, VOCABULARY)
+    offer = OfferedModel("big", 1, VOCABULARY)
     version = __version__
     return PeerInfo(peer, Address("127.0.0.1", 5), version, frozenset({Right.VERIFY}), (offer,), 0.001, 0.5)
 
@@ -250,7 +250,7 @@ def test_what_a_device_says_is_judged(sound: PeerInfo, changes: dict[str, Any], 
 
 
 def test_one_of_several_models_with_the_draft_models_vocabulary_is_enough(sound: PeerInfo) -> None:
-    others = (OfferedModel("verifier", "other", 0, "00" * 32, "vLLM by score"), *sound.offers)
+    others = (OfferedModel("other", 0, "00" * 32, "vLLM by score"), *sound.offers)
     found = list(examine_welcome(replace(sound, offers=others), VOCABULARY))
     assert all(one.state == "ok" for one in found)
     assert any("is a gateway to other, by vLLM by score" in one.what for one in found)

@@ -23,7 +23,7 @@ from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.server.listener import Listener, Notify, Service
 from tests.rpc.strangers import device
 
-OFFER = OfferedModel("verifier", "big", 123, "ab" * 32)
+OFFER = OfferedModel("big", 123, "ab" * 32)
 SECRET, STREAM = HELLO, SESSION
 Said = list[str]
 

@@ -334,7 +334,7 @@ def _list(known: Sequence[Peer | Phone], interface: list[str] | None, ask: bool,
 def _row(answer: ProbeResult) -> dict[str, Any]:
     peer, there = answer.peer, answer.info
     offers = [
-        {"role": one.role, "model": one.model, "size": one.size, "vocabulary": one.vocabulary}
+        {"model": one.model, "size": one.size, "vocabulary": one.vocabulary}
         for one in (there.offers if there is not None else ())
     ]
     return _entry_row(peer) | {

@@ -169,7 +169,7 @@ def _best_offer(
         offers = answer.info.offers if answer.info is not None and "verify" in answer.info.rights else ()
         for offer in offers:
             model = known.find_file(offer.model)
-            if offer.role == "verifier" and model is not None and model.draft is not None:
+            if model is not None and model.draft is not None:
                 draft = known.models[model.draft]
                 if (place := room.place(draft.size)) is not None:
                     verifier = ModelChoice(AUTO, offer.size, answer.peer.name)

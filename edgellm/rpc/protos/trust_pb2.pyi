@@ -37,18 +37,16 @@ class WelcomeReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., device: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., version: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., time: _Optional[int] = ..., cards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("role", "model", "size", "vocabulary", "behind")
-    ROLE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("model", "size", "vocabulary", "behind")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
-    role: str
     model: str
     size: int
     vocabulary: bytes
     behind: str
-    def __init__(self, role: _Optional[str] = ..., model: _Optional[str] = ..., size: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., behind: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., size: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., behind: _Optional[str] = ...) -> None: ...
 
 class PairFrame(_message.Message):
     __slots__ = ("hello", "confirm", "done")

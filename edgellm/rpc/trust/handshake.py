@@ -50,10 +50,9 @@ class NothingListens(VerifierUnreachable):
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model that a device lets others use; `size` in bytes, 0 if it is unknown, `vocabulary` a fingerprint in hex.
-    `behind` names the verifier behind the device, and how it verifies, for people; empty: the device itself."""
+    """A model with which a device verifies for others; `size` in bytes, 0 if it is unknown, `vocabulary` a fingerprint
+    in hex. `behind` names the verifier behind the device, and how it verifies, for people; empty: the device itself."""
 
-    role: str
     model: str
     size: int
     vocabulary: str
@@ -158,7 +157,7 @@ def read_welcome(
     check_version(reply.protocol, "the other device")
     peer = _verified_peer(reply, nonce, trust, expected, address)
     offers = tuple(
-        OfferedModel(one.role[:40], one.model[:200], one.size, one.vocabulary.hex()[:64], one.behind[:200])
+        OfferedModel(one.model[:200], one.size, one.vocabulary.hex()[:64], one.behind[:200])
         for one in reply.models[:_MAX_OFFERS]
     )
     ahead = reply.time - time.time()

@@ -14,7 +14,7 @@ from edgellm.layer_range import HERE, LayerRange
 from edgellm.mesh.fleet_profiler import parse_peer
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import Pipeline, Post, StageHost
-from edgellm.rpc.channel import network_loop, run_in_network_loop
+from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import probe_peers
 from edgellm.rpc.layers import Worker, read_pieces, write_pieces
@@ -82,12 +82,10 @@ class RemoteStageHost:
         self, endpoint: Endpoint, timing: Timing, direct: bool = True, pieces: Sequence[LayerPiece] = ()
     ) -> None:
         """`pieces`: pieces of the coordinator's own file, with which a worker that lacks the file may compute."""
-        self.endpoint, self._timing, self._direct, self._pieces = endpoint, timing, direct, tuple(pieces)
+        self.endpoint, self._direct, self._pieces = endpoint, direct, tuple(pieces)
         self.stage = os.urandom(16)
-        self._orders: list[bytes] = []  # until there is a link
-        self._half = False  # whether rows are sent as 16-bit floats
-        self._link: ServiceLink | None = None
-        self._closed = self._reports_idle = False
+        self._link = ServiceLink(WORK, timing, accepted=True)
+        self._half = self._closed = self._reports_idle = False  # half: rows are sent as 16-bit floats
 
     @property
     def name(self) -> str:
@@ -99,7 +97,7 @@ class RemoteStageHost:
         if self._direct and isinstance(after, RemoteStageHost) and after.reached_from(self.endpoint):
             prepare.next, prepare.next_stage = str(after.endpoint.address), after.stage
             prepare.next_device = b"" if after.endpoint.device is None else after.endpoint.device.digest
-        self._orders.append(pb.Order(prepare=prepare).SerializeToString())
+        self._link.post(pb.Order(prepare=prepare))
         run_in_network_loop(self._live(work, post, pipeline))
 
     def reached_from(self, endpoint: Endpoint) -> bool:
@@ -108,30 +106,17 @@ class RemoteStageHost:
         return mine.address.loopback == endpoint.address.loopback and (mine.trust is None) == (endpoint.trust is None)
 
     def send(self, batch: MicroBatch) -> None:
-        self._post(pb.Order(parcel=write_micro_batch(batch, self._half)))
+        self._link.post(pb.Order(parcel=write_micro_batch(batch, self._half)))
 
     def trace(self) -> None:
-        self._post(pb.Order(tell=pb.Tell()))
+        self._link.post(pb.Order(tell=pb.Tell()))
 
     def idle(self) -> bool:
-        return self._reports_idle and not (self._link is not None and self._link.unsent)
+        return self._reports_idle and not self._link.unsent
 
     def close(self) -> None:
-        network_loop().call_soon_threadsafe(self._close)
-
-    def _close(self) -> None:
         self._closed = True
-        if self._link is not None:
-            self._link.end()
-
-    def _post(self, order: pb.Order) -> None:
-        network_loop().call_soon_threadsafe(self._send, order.SerializeToString())
-
-    def _send(self, order: bytes) -> None:
-        if self._link is None:
-            self._orders.append(order)
-        else:
-            self._link.send(order)
+        self._link.close()
 
     async def _live(self, work: StageSpec, post: Post, pipeline: Pipeline) -> None:
         error, blamed = await self.endpoint.hold(lambda channel: self._hold(channel, work, post, pipeline))
@@ -140,9 +125,7 @@ class RemoteStageHost:
 
     async def _hold(self, channel: grpc.aio.Channel, work: StageSpec, post: Post, pipeline: Pipeline) -> None:
         """Hold the stage until it ends."""
-        link = self._link = ServiceLink(channel, WORK, self._timing, accepted=True)
-        for order in self._orders:
-            link.send(order)
+        link = self._link
 
         def take(data: bytes) -> None:
             report = parse_message(pb.Report, data)
@@ -158,8 +141,7 @@ class RemoteStageHost:
             if trouble := link.trouble(waited):
                 raise DeviceLost(f"it {trouble}.", "Check that it is awake and reachable, and not overloaded.")
 
-        if not self._closed:
-            await link.run(take, beat)
+        await link.run(channel, take, beat)
 
 
 def remote_devices(

@@ -56,8 +56,7 @@ class _Candidate:
     @property
     def address(self) -> ModelAddress:
         """Return the address of the model, with its name only if the device has several."""
-        several = sum(one.role == "verifier" for one in self.info.offers) > 1
-        return ModelAddress(self.info.address, self.offer.model if several else "")
+        return ModelAddress(self.info.address, self.offer.model if len(self.info.offers) > 1 else "")
 
     def __str__(self) -> str:
         offer = self.offer
@@ -179,12 +178,11 @@ def _classify(
         return (), f"cannot be reached ({reason.rstrip('.')})"
     if Right.VERIFY not in info.rights:
         return (), "has not granted this device the right to verify"
-    served = [offer for offer in info.offers if offer.role == "verifier"]
-    offers = [offer for offer in served if wanted in ("", offer.model)]
-    if not served:
+    offers = [offer for offer in info.offers if wanted in ("", offer.model)]
+    if not info.offers:
         return (), "serves no verifier"
     if not offers:
-        return (), f"serves {_names(served)}, but not {wanted}"
+        return (), f"serves {_names(info.offers)}, but not {wanted}"
     found = [
         _Candidate(info, offer, TokenizerFit.SAME if offer.vocabulary == vocabulary else TokenizerFit.NONE)
         for offer in offers

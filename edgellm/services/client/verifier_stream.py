@@ -141,7 +141,7 @@ class Stream:
             if (channel := verifier.channel) is None:
                 asked.fail(lost("The verifier is not reachable."))
                 return
-            held, link = NO_IDS, ServiceLink(channel, SESSION, verifier.timing)
+            held, link = NO_IDS, ServiceLink(SESSION, verifier.timing)
             # the verifier's own fingerprint: `greet` has compared the vocabularies
             link.send(asked.sent(codec.write_open(asked.request.sampling, verifier.info.vocabulary, verifier.model)))
             self._link = link
@@ -161,7 +161,7 @@ class Stream:
         error: errors.EdgeError = lost("The connection to the verifier is closed.")
         verifier = self._verifier
         try:
-            await link.run(partial(self._take, link), partial(self._beat, link))
+            await link.run(channel, partial(self._take, link), partial(self._beat, link))
             error = lost("The verifier has ended the session.")
         except errors.VerifierSlow as slow:  # it is asked again later, over the same connection
             verifier.retry.pause()

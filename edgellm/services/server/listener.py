@@ -216,6 +216,12 @@ class Service:
         """Return the device that a caller's things belong to; "" for all callers on this machine."""
         return "" if self._guard is None else str(caller_id(stream))
 
+    async def released(self, what: str, close: Callable[[], object]) -> None:
+        """Close what a stream held, in a thread, whatever happens to the stream meanwhile; and say so."""
+        closing = asyncio.ensure_future(asyncio.to_thread(close))
+        closing.add_done_callback(lambda _: self._notify(EventKind.ENDED, f"Released {what}."))
+        await asyncio.shield(closing)
+
     def _answering(self, call: Method, streams: bool) -> Any:
         """Return a `call` for gRPC: only for callers with the right, and ended by an error's status."""
 

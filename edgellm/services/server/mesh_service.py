@@ -199,11 +199,9 @@ class WorkerService(listener.Service):
                     self._orders(served, stream), self._reports(served, forwarder, stream), self._beats(served, stream)
                 )
         finally:
-            closing = asyncio.ensure_future(asyncio.to_thread(stage.close))
             if forwarder is not None:
                 forwarder.close()
-            closing.add_done_callback(lambda _: self._notify(listener.EventKind.ENDED, f"Released {what}."))
-            await asyncio.shield(closing)
+            await self.released(what, stage.close)
 
     async def carry(self, _parcels: Any, stream: listener.Stream) -> None:
         first = await listener.next_message(stream, pb.Carried)

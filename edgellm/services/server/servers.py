@@ -54,7 +54,7 @@ class SessionServer(Listener):
     def serve(self, model: VerifyingModel) -> None:
         """Serve another model from now on; it is closed with the server. Any thread may call this."""
         info = model.info
-        self._offers.append(OfferedModel("verifier", info.model, model.size_bytes, info.vocabulary, info.behind))
+        self._offers.append(OfferedModel(info.model, model.size_bytes, info.vocabulary, info.behind))
         self._service.add(model)
         if self._started.is_set():
             self._begin(model)
