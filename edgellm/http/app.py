@@ -18,7 +18,7 @@ from edgellm.http.metrics import CONTENT_TYPE
 from edgellm.http.middleware import HIDDEN, Keys, bearer_token, known_peers, redact_all
 from edgellm.http.replies import IGNORED, RequestHandler
 from edgellm.http.schemas.body import BodyRoute
-from edgellm.http.schemas.errors import ApiError, error_responses, validation_error
+from edgellm.http.schemas.errors import MEANINGS, ApiError, validation_error
 from edgellm.http.schemas.requests import PhoneIn, UnloadRequest
 from edgellm.http.schemas.responses import Health, ModelInfo, ModelList, PhoneOut, Unloaded
 from edgellm.llm import LLM
@@ -51,37 +51,25 @@ def page_file(name: str) -> Response:
     return Response((_PAGE / name).read_bytes(), media_type=_MEDIA_TYPES[Path(name).suffix], headers=headers)
 
 
-class _Application(FastAPI):
-    """Describes itself when first asked, since the description takes most of the time of a start."""
-
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            for methods in super().openapi()["paths"].values():
-                for method in methods.values():
-                    method["responses"].pop("422", None)  # FastAPI's own error, which ours replaces
-        return super().openapi()
-
-
 def make_app(handler: RequestHandler, version: str) -> FastAPI:
     """Return the application over `handler`."""
-    app = _Application(
+    app = FastAPI(
         title="edgellm", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="OpenAI's API over a pair of models. Parameters that are not described here have no effect; the"
         f" header {IGNORED} of the response names them. A strict server refuses them.",
+        responses={status: {"description": meaning} for status, meaning in MEANINGS.items()},
     )  # fmt: skip
     app.router.route_class = BodyRoute
     _add_error_handlers(app, handler)
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", tags=["server"], summary="Whether requests are accepted", responses=error_responses(503),
-             response_model_exclude_none=True)  # fmt: skip
+    @app.get("/health", tags=["server"], summary="Whether requests are accepted", response_model_exclude_none=True)
     async def health() -> Health:
         _ = handler.models.default_name  # raises while it loads
         loaded = {} if handler.config.key else handler.models.loaded  # where clients need a key none is named
         return Health(models={name: "ok" if one.can_write else "away" for name, one in loaded.items()} or None)
 
-    @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
-             responses=error_responses(503))  # fmt: skip
+    @app.get("/status", tags=["server"], summary="The page's data: models, devices, links")
     def status(request: Request) -> dict[str, Any]:
         return _status(handler, anonymous=handler.keys.is_anonymous(request))
 
@@ -94,24 +82,22 @@ def make_app(handler: RequestHandler, version: str) -> FastAPI:
     def file_of_page(name: str) -> Response:
         return page_file(name)
 
-    @app.get("/metrics", tags=["server"], summary="Metrics for Prometheus", response_class=Response,
-             responses={200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}})  # fmt: skip
+    @app.get("/metrics", tags=["server"], summary="Metrics for Prometheus", response_class=Response)
     def metrics() -> Response:
         return Response(handler.metrics.text(), media_type=CONTENT_TYPE)
 
     def shown(info: ModelInfo, request: Request) -> ModelInfo:
         return info.model_copy(update={"device": None}) if handler.keys.is_anonymous(request) else info
 
-    @app.get("/v1/models", tags=["OpenAI"], summary="The models that requests can name", responses=error_responses(503))
+    @app.get("/v1/models", tags=["OpenAI"], summary="The models that requests can name")
     async def models(request: Request) -> ModelList:
         return ModelList(data=[shown(info, request) for info in await handler.models.infos()])
 
-    @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model", responses=error_responses(404, 503))
+    @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model")
     async def model(model: str, request: Request) -> ModelInfo:
         return shown(await handler.models.info(model), request)
 
-    @app.post("/models/unload", tags=["server"], summary="Remove a model from memory once no request uses it",
-              responses=error_responses())  # fmt: skip
+    @app.post("/models/unload", tags=["server"], summary="Remove a model from memory once no request uses it")
     async def unload(body: UnloadRequest) -> Unloaded:
         return Unloaded(model=body.model, unloaded=await handler.models.unload(body.model))
 
@@ -156,16 +142,13 @@ def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:
 
 
 def _status(handler: RequestHandler, *, anonymous: bool) -> dict[str, Any]:
-    """Return the server's state; fields about the pair are null where it serves none, or it is not in memory.
-
-    To `anonymous` clients other devices are not named. Raises ApiError while the first model loads.
-    """
+    """Return the server's state. To `anonymous` clients other devices are not named. Raises ApiError while the first
+    model loads."""
     models, admission = handler.models, handler.admission
     served = models.default
     places = min(admission.max_running, (served and served.replies) or admission.max_running)
     status = {
         "model": models.default_name,
-        **_of_pair(handler, None if served is None else served.pair, anonymous),
         "requests": {"running": admission.running, "waiting": admission.waiting, "places": places},
         "devices": [] if anonymous else [
             {"name": peer.name, "short": peer.id.short, "addresses": [*map(str, peer.addresses)],
@@ -184,10 +167,8 @@ def _status(handler: RequestHandler, *, anonymous: bool) -> dict[str, Any]:
     return redact_all(status) if anonymous else status
 
 
-def _of_pair(handler: RequestHandler, pair: LLM | None, anonymous: bool) -> dict[str, Any]:
+def _of_pair(handler: RequestHandler, pair: LLM, anonymous: bool) -> dict[str, Any]:
     """Return the fields about a pair. `link` is null where it verifies here; anonymous clients get no address."""
-    if pair is None:
-        return dict.fromkeys(("draft", "verifier", "context_length", "sampling", "link"))
     link = None
     if pair.verifier_up is not None:
         address, reason = (HIDDEN, "") if anonymous else (pair.verifier_at, pair.verifier_reason)

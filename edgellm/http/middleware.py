@@ -50,7 +50,16 @@ def api_key(path: Path | None = None) -> tuple[Path, str]:
     """Return `path` or a default one, and its key, made if missing. Raises InvalidOption, TrustUnusable."""
     path = path or http_folder() / "api-key"
     with lock_folder(path.parent) if path.parent == http_folder() else nullcontext():
-        return path, _read_or_make_key(path)
+        if (data := read_private(path)) is None:
+            data = f"{secrets.token_urlsafe(32)}\n".encode()
+            write_private(path, data)
+    key = data.decode("latin-1").strip()
+    if not _KEY.fullmatch(key):
+        raise InvalidOption(
+            f"{path} holds no key: its {len(key)} characters are not 16 to 500 printable ASCII ones without spaces.",
+            "Remove the file, and a new key is made.",
+        )
+    return path, key
 
 
 def page_key() -> str:
@@ -62,20 +71,6 @@ def bearer_token(values: Sequence[str]) -> str:
     """Return the token of the one Authorization header in `values`, empty where there is none."""
     scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
     return token.strip() if scheme.lower() == "bearer" else ""
-
-
-def _read_or_make_key(path: Path) -> str:
-    if (data := read_private(path)) is None:
-        key = secrets.token_urlsafe(32)
-        write_private(path, f"{key}\n".encode())
-        return key
-    key = data.decode("latin-1").strip()
-    if not _KEY.fullmatch(key):
-        raise InvalidOption(
-            f"{path} holds no key: its {len(key)} characters are not 16 to 500 printable ASCII ones without spaces.",
-            "Remove the file, and a new key is made.",
-        )
-    return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +112,6 @@ class Keys:
         self.api, self._page, self._notify, self.peers = api, page, notify, Peers()
         self._code, self._until, self._guesses = "", 0.0, 0
         self._lock = threading.Lock()
-
-    def is_api(self, key: str) -> bool:
-        return _same(key, self.api)
 
     def is_page(self, key: str) -> bool:
         """Return whether this is the page's key, which is the user's own."""
@@ -276,26 +268,30 @@ class SecurityMiddleware:
         self._app, self._body, self._keys = app, body, keys
         self._origins = [checked_origin(origin) for origin in origins]
         self._names = frozenset(name.lower() for name in names)
-        self._answer: ASGIApp = self._answer_known
-        if self._origins:
-            self._answer = CORSMiddleware(
-                self._answer_known, allow_origins=self._origins, allow_methods=_METHODS, allow_headers=["*"],
-                allow_private_network=True, expose_headers=_EXPOSED,
-            )  # fmt: skip
+        self._cors = CORSMiddleware(
+            self._answer, allow_origins=self._origins, allow_methods=_METHODS, allow_headers=["*"],
+            allow_private_network=True, expose_headers=_EXPOSED,
+        )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":  # no websockets, no lifespan
-            await self._checked(self._check_stranger, self._answer, scope, receive, send)
+            allowed = self._is_allowed(Headers(scope=scope))
+            await (self._cors if allowed else self._answer)(scope, receive, send)
 
-    async def _answer_known(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request with our name and no other origin."""
-        await self._checked(self._check_key_and_size, self._answer_allowed, scope, receive, send)
-
-    async def _answer_allowed(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Browsers neither guess its type nor cache it."""
         started_at, status = perf_counter(), 0
+        try:
+            self._check_stranger(scope)
+            phone = self._check_key_and_size(scope)
+        except ApiError as refusal:
+            _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
+            headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
+            body = self._body(scope["path"], refusal)
+            await Response(body, refusal.status, headers | _HEADERS, "application/json")(scope, receive, send)
+            return
         limited = _limit_body(receive, _most_bytes(scope))
-        if phone := scope["edgellm.phone"]:
+        if phone is not None:
             limited = self._until_revoked(limited, _key(scope))
             await asyncio.to_thread(self._keys.peers.record_used, phone)
 
@@ -315,45 +311,40 @@ class SecurityMiddleware:
         milliseconds = 1e3 * (perf_counter() - started_at)
         _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status, milliseconds)
 
-    async def _checked(
-        self, check: Callable[[Scope], None], app: ASGIApp, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Answer a request by `app` unless `check` raises an ApiError."""
-        try:
-            check(scope)
-        except ApiError as refusal:
-            _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
-            headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
-            body = self._body(scope["path"], refusal)
-            app = Response(body, refusal.status, headers | _HEADERS, "application/json")
-        await app(scope, receive, send)
+    def _is_allowed(self, headers: Headers) -> bool:
+        """Return whether a page of an allowed origin asks, by one of our names."""
+        given = headers.getlist("origin")
+        return len(given) == 1 and given[0] in self._origins and self._is_named(headers)
+
+    def _is_named(self, headers: Headers) -> bool:
+        """Return whether a request has one Host header, with one of our names."""
+        hosts = headers.getlist("host")
+        return len(hosts) == 1 and _host_name(hosts[0]) in self._names
 
     def _check_stranger(self, scope: Scope) -> None:
         """Refuse a request by its Host and Origin."""
         headers = Headers(scope=scope)
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or _host_name(hosts[0]) not in self._names:
-            host = hosts[0][:100] if hosts else ""
+        host = headers.get("host", "")
+        if not self._is_named(headers):
             # a page whose name was rebound to this address can read this
-            message = f"The Host header is {host!r}, which is not a name of this server. Use the address that it"
+            message = f"The Host header is {host[:100]!r}, which is not a name of this server. Use the address that it"
             raise ApiError(403, f"{message} printed, or allow the name with --allow-host.", code="wrong_host")
-        given = headers.getlist("origin")
-        allowed = len(given) == 1 and given[0] in self._origins
-        if not allowed and _is_cross_origin(scope, headers, hosts[0]):
+        if not self._is_allowed(headers) and _is_cross_origin(scope, headers, host):
             message = "Requests by pages of other origins are refused. Use the server's own page, or no browser, or"
             raise ApiError(403, f"{message} allow the origin with --allow-origin.", code="cross_origin")
 
-    def _check_key_and_size(self, scope: Scope) -> None:
-        """Refuse a request by its key and its size."""
+    def _check_key_and_size(self, scope: Scope) -> Phone | None:
+        """Refuse a request by its key and its size; return the phone that asks, if one does."""
         key = _key(scope)
-        known = self._keys.is_api(key) or self._keys.is_page(key)
-        phone = scope["edgellm.phone"] = None if known else self._keys.phone(key)
+        known = _same(key, self._keys.api) or self._keys.is_page(key)
+        phone = None if known else self._keys.phone(key)
         if not (known or phone or self._keys.api is None or _is_public(scope)):
             message = "The API key is missing or wrong. Send the header Authorization: Bearer KEY, or X-Api-Key: KEY."
             raise ApiError(401, message, code="invalid_api_key")
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length) > (most := _most_bytes(scope)):
             raise too_large(most)
+        return phone
 
     def _until_revoked(self, receive: Receive, key: str) -> Receive:
         """Have the application hear that the client has left once the `key` of its phone is revoked."""

@@ -11,13 +11,13 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic, time
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from edgellm.engine import ModelFile
 from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelNotFound, Stopped
@@ -118,6 +118,7 @@ class _LoadedModel:
         self.closing = False  # no further request gets the model
         self.used_at = monotonic()
         self.timer: asyncio.TimerHandle | None = None
+        self.retiring: asyncio.Task[None] | None = None  # asyncio does not keep a task that runs
         self.unused = asyncio.Event()
         self.unused.set()
 
@@ -136,23 +137,6 @@ class _LoadedModel:
         """Return whether the model can write: one without a draft model here cannot while its verifier is away."""
         pair = self.served.pair
         return pair.draft_name is not None or pair.verifier_up is None or pair.verifier_up()
-
-
-_TASKS: set[asyncio.Task[None]] = set()  # asyncio does not keep those that run
-
-
-def _begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Begin a task, and keep it until it has ended; its error is for the requests that wait for the task."""
-    task = asyncio.get_running_loop().create_task(work)
-    _TASKS.add(task)
-
-    def ended(done: asyncio.Task[None]) -> None:
-        _TASKS.discard(done)
-        if not done.cancelled():
-            done.exception()
-
-    task.add_done_callback(ended)
-    return task
 
 
 class ModelHost:
@@ -256,7 +240,7 @@ class ModelHost:
             self._waiting += 1
             try:
                 if found not in self.loading:
-                    self.loading[found] = _begin(self._open(found))
+                    self.loading[found] = asyncio.create_task(self._open(found))
                     self.loading[found].add_done_callback(lambda _: self.loading.pop(found))
                 # the task goes on where this request ends: others may wait for it
                 await asyncio.shield(self.loading[found])
@@ -285,9 +269,9 @@ class ModelHost:
         if not loaded.owned:
             message = f"{found} stays in memory as long as this server runs. Stop the server."
             raise ApiError(400, message, param="model")
-        task = _begin(self._retire(loaded))
+        loaded.retiring = asyncio.create_task(self._retire(loaded))
         if not loaded.users:
-            await asyncio.shield(task)
+            await asyncio.shield(loaded.retiring)
         return not loaded.users
 
     def stop(self) -> None:
@@ -402,7 +386,7 @@ class ModelHost:
         def expire() -> None:
             if not loaded.users and not loaded.closing and not self._stopped:
                 _log.info("%s is closed: unused for %.0f s", loaded.name, loaded.keep_alive)
-                _begin(self._retire(loaded))
+                loaded.retiring = asyncio.create_task(self._retire(loaded))
 
         if loaded.owned and not math.isinf(seconds):
             loaded.timer = asyncio.get_running_loop().call_later(seconds, expire)

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from starlette.requests import Request
@@ -191,18 +190,17 @@ class RequestHandler:
         self._jobs: set[_Job] = set()
 
     async def reply(
-        self, request: GenerationRequest, http: Request, writer: Writer, ignored: Iterable[str],
-        names: Mapping[str, str] = MappingProxyType({}),
-    ) -> Response:  # fmt: skip
+        self, request: GenerationRequest, http: Request, writer: Writer, ignored: Iterable[str]
+    ) -> Response:
         """Return a reply, whole or as a stream. It is cancelled when the client leaves. An API gives the writer of its
-        responses, the parameters of its request that are `ignored`, and the `names` of those that are called otherwise
-        than in OpenAI's chat completions. Raises ApiError: the model is not ready or is not here, parameters contradict
-        each other or are out of range, the queue is full, or the reply failed before its first token."""
+        responses, and the parameters of its request that are `ignored`. Raises ApiError: the model is not ready or is
+        not here, parameters contradict each other or are out of range, the queue is full, or the reply failed before
+        its first token."""
         verified = request.require_verified or http.headers.get(REQUIRE, "").lower() in ("1", "true")
         job = _Job(self, request, writer, self.reader(http), verified=verified)
         job.ignored.update(await in_reader(lambda: header_names([*ignored, *request.unkept()])))
         self.check_known(sorted(job.ignored))
-        job.work = asyncio.create_task(self._write(job, names))
+        job.work = asyncio.create_task(self._write(job))
         self._jobs.add(job)
         job.work.add_done_callback(lambda _: self._jobs.discard(job))
         left = asyncio.create_task(_when_left(http.receive, job.cancel))
@@ -292,13 +290,13 @@ class RequestHandler:
         self._executor.shutdown(wait=False)
         self.models.close()
 
-    async def _write(self, job: _Job, names: Mapping[str, str]) -> None:
+    async def _write(self, job: _Job) -> None:
         """Write all replies to a request: have its model loaded, wait for a slot, then write them in a thread."""
         request = job.request
         try:
             keep_alive = None if request.keep_alive is None else keep_alive_seconds(request.keep_alive)
             async with self.models.lease(request.model, keep_alive) as served:
-                starts = await in_reader(self._prepare, job, served, names)
+                starts = await in_reader(self._prepare, job, served)
                 await self._admit(served)
                 job.work = None
                 try:
@@ -309,10 +307,10 @@ class RequestHandler:
         except Exception as error:  # noqa: BLE001  the client gets to know any error
             job.put(self.answer_to(error, job.shown))
 
-    def _prepare(self, job: _Job, served: ServedModel, names: Mapping[str, str]) -> Sequence[StartReply]:
+    def _prepare(self, job: _Job, served: ServedModel) -> Sequence[StartReply]:
         """Return what starts each of the replies. Raises ApiError where the model cannot write what is asked for."""
         request = job.request
-        options, ignored = self._fitting_options(served, request, names)
+        options, ignored = self._fitting_options(served, request, job.writer.names)
         if job.verified:
             _check_verified(served, options)
         if request.model not in (None, served.name):

@@ -18,6 +18,7 @@ from pydantic import Field, TypeAdapter
 
 from edgellm.errors import ServerUnreachable, StateDamaged
 from edgellm.http.middleware import page_key
+from edgellm.rpc.address import Address
 from edgellm.state import read_json, write_cached
 from edgellm.system import end_process, started_at, state_dir
 
@@ -37,8 +38,7 @@ class RunningServer:
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.certificate else 'http'}://{host}:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://{Address(self.host, self.port)}"
 
     def is_running(self) -> bool:
         """Return whether the process is still the one that wrote the file."""

@@ -113,7 +113,6 @@ class _UvicornServer(uvicorn.Server):
         """Each connection with whether it is idle, in the order in which that last changed."""
         self._listener = listener
         self._accepting: asyncio.Task[None] | None = None
-        self._handshakes: set[asyncio.Task[None]] = set()
         self._ending = asyncio.Event()
 
     def mark(self, connection: TimedConnection, *, idle: bool) -> None:
@@ -136,11 +135,8 @@ class _UvicornServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._accepting is not None:
-            self._accepting.cancel()
-            for connection in list(self.connections):
-                if connection.transport is None:
-                    connection.abort()
-            await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
+            self._accepting.cancel()  # and the handshakes with it
+            await asyncio.gather(self._accepting, return_exceptions=True)
         await super().shutdown(sockets)
 
     async def end(self, handler: RequestHandler, grace: float) -> None:
@@ -150,33 +146,30 @@ class _UvicornServer(uvicorn.Server):
         self._ending.set()
 
     async def _accept(self, loop: asyncio.AbstractEventLoop) -> None:
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(self._listener)
-            except OSError:
-                await asyncio.sleep(_RETRY_SECONDS)
-                continue
-            while len(self.connections) >= MAX_CONNECTIONS:
-                longest = next((one for one, idle in self.connections.items() if idle), None)
-                if longest is None:
-                    break
-                del self.connections[longest]
-                longest.abort()
-            if len(self.connections) >= MAX_CONNECTIONS:  # all connections are being served
-                sock.close()
-                continue
-            connection = TimedConnection(self.config, self, sock)
-            self.connections[connection] = True
-            handshake = loop.create_task(self._connect(loop, connection, sock))
-            self._handshakes.add(handshake)
-            handshake.add_done_callback(self._handshakes.discard)
+        async with asyncio.TaskGroup() as handshakes:
+            while True:
+                try:
+                    sock, _ = await loop.sock_accept(self._listener)
+                except OSError:
+                    await asyncio.sleep(_RETRY_SECONDS)
+                    continue
+                if len(self.connections) >= MAX_CONNECTIONS:
+                    longest = next((one for one, idle in self.connections.items() if idle), None)
+                    if longest is None:  # all connections are being served
+                        sock.close()
+                        continue
+                    del self.connections[longest]
+                    longest.abort()
+                connection = TimedConnection(self.config, self, sock)
+                self.connections[connection] = True
+                handshakes.create_task(self._connect(loop, connection, sock))
 
     async def _connect(self, loop: asyncio.AbstractEventLoop, connection: TimedConnection, sock: socket.socket) -> None:
         tls = self.config.ssl
         seconds = None if tls is None else HEAD_SECONDS
         try:
             await loop.connect_accepted_socket(lambda: connection, sock, ssl=tls, ssl_handshake_timeout=seconds)
-        except OSError:  # the client has left, or speaks no TLS
+        except Exception:  # noqa: BLE001  the client has left, or speaks no TLS; no error may end the other handshakes
             self.connections.pop(connection, None)
 
 

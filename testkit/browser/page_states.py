@@ -54,9 +54,10 @@ SUMMARY = {
     "share_verified": 1.0, "acceptance_rate": 0.78, "mean_acceptance_length": 4.2, "verifier_passes_per_token": 0.24,
     "share_offloaded": 1.0, "retrieved": 12, "rtt_ms_p50": 3.4, "bytes_up": 2210, "bytes_down": 1630,
 }  # fmt: skip
+_LINK = {"address": "192.168.1.20:50151", "up": True, "reason": "found in the home", "rtt_ms": 3.4}
+_PAIR = {"name": "qwen3-8b", "draft": "qwen3-0.6b", "verifier": "qwen3-8b", "context_length": 32768, "link": _LINK}
 STATUS: dict[str, Any] = {
-    "model": "qwen3-8b", "draft": "qwen3-0.6b", "verifier": "qwen3-8b", "context_length": 32768,
-    "link": {"address": "192.168.1.20:50151", "up": True, "reason": "found in the home", "rtt_ms": 3.4},
+    "model": "qwen3-8b", "models": [_PAIR],
     "requests": {"running": 0, "waiting": 0, "places": 2},
     "devices": [{"name": "desk", "short": "k3fa-9x2m", "addresses": ["192.168.1.20:50151"], "may_here": [],
                  "may_there": ["verify", "compute"]}],
@@ -68,8 +69,9 @@ PLAN = {
     "stages": [{"device": "desk", "first_layer": 1, "last_layer": 16, **_STAGE, "finish_s": 1.5},
                {"device": "laptop", "first_layer": 17, "last_layer": 28, **_STAGE, "finish_s": 2.4}],
 }  # fmt: skip
-SMOLLM2 = {**STATUS, "model": "smollm2:135m", "draft": "smollm2:draft", "verifier": "smollm2:135m", "link": None,
-           "devices": [], "anonymous": True, "context_length": 8192}  # fmt: skip
+_SMOLLM2 = {"name": "smollm2:135m", "draft": "smollm2:draft", "verifier": "smollm2:135m", "link": None,
+            "context_length": 8192}  # fmt: skip
+SMOLLM2 = {**STATUS, "model": "smollm2:135m", "models": [_SMOLLM2], "devices": [], "anonymous": True}
 
 _WRITERS = ("accepted", "accepted", "accepted", "bonus", "accepted", "retrieved", "retrieved", "corrected", "accepted",
             "verifier")  # fmt: skip
@@ -276,7 +278,8 @@ def show_paired(page: Page) -> None:
     says(".toast", "“iPhone”")(page)
 
 
-AWAY = {**STATUS, "link": {**STATUS["link"], "up": False, "rtt_ms": None, "reason": "lost 12 s ago"}}
+_LOST = {**_LINK, "up": False, "rtt_ms": None, "reason": "lost 12 s ago"}
+AWAY = {**STATUS, "models": [{**_PAIR, "link": _LOST}]}
 REFUSED = {"error": {"message": "The API key is missing or wrong.", "code": "invalid_api_key"}}
 STATES: dict[str, tuple[Callable[[Page], None], Mapping[str, Any]]] = {
     "empty": (show_empty, SMOLLM2),
@@ -322,7 +325,7 @@ def page_in_state(context: BrowserContext, server: HttpServer, name: str) -> Ite
     page = context.new_page()
     page.set_default_timeout(60_000)
     page.add_init_script(_FETCH)
-    models = [{"id": status.get("model"), "context_length": status.get("context_length")}]
+    models = [{"id": one["name"], "context_length": one["context_length"]} for one in status.get("models", ())]
     answers = {"health": {"status": "ok"}, "status": status, "v1/models": {"object": "list", "data": models}}
     for path, answer in answers.items():
         answered = partial(Route.fulfill, body=json.dumps(answer), status=401 if "error" in answer else 200)

@@ -7,13 +7,15 @@ from importlib import import_module
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas.errors import ApiError, invalid_request, openai_error
 from edgellm.http.schemas.requests import ChatRequest
 from edgellm.http.schemas.responses import Json, json_bytes
 
+ABOUT = "JSON, whole or as a stream, as the API's own documentation describes it"
+"""The description of a reply."""
 NAMES = ("anthropic", "ollama", "responses", "embeddings", "openai")
 """The modules that are served."""
 LATEST = ":latest"
@@ -23,10 +25,6 @@ LATEST = ":latest"
 def plain_name(name: str | None) -> str | None:
     """Return the name that Ollama's `name` means here."""
     return name.removesuffix(LATEST) if name else None
-
-
-class OllamaError(BaseModel):
-    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +46,6 @@ def error_body(path: str, error: ApiError) -> bytes:
     """Return the JSON of an error in the form of the API that `path` belongs to."""
     forms = (one.error for one in dialects() if one.path and f"{path}/".startswith(f"{one.path}/"))
     return json_bytes(next(forms, openai_error)(error))
-
-
-def replies(
-    stream: str = "text/event-stream",
-    about: str = "The reply, whole or in pieces, as that API's own documentation describes it",
-) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's `responses` of a route that replies as another API, whole or as a `stream` of that type."""
-    return {
-        200: {
-            "description": about,
-            "content": {"application/json": {"schema": {"type": "object"}}, stream: {"schema": {"type": "string"}}},
-        }
-    }
 
 
 def chat_request(kind: type[ChatRequest] = ChatRequest, **fields: Any) -> ChatRequest:

@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects import Dialect, chat_request, replies
+from edgellm.http.dialects import ABOUT, Dialect, chat_request
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, error_responses
+from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
@@ -22,7 +22,6 @@ from edgellm.spec.types import Channel
 
 _TEXTS = ("text", *MEDIA)
 _BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-_NAMES = {"think": "thinking"}
 
 
 class AnthropicBlock(ContentPart):
@@ -30,16 +29,14 @@ class AnthropicBlock(ContentPart):
 
     type: str = Field(max_length=100, description=f"One of {', '.join(_BLOCKS)}.")
     thinking: Text = Field("", description="A thought, which most models do not get back.")
-    signature: Text = Field("", description="Accepted and not checked.")
-    data: Text = Field("", description="A thought that cannot be read, which is left out.")
     id: Text = ""
     name: Text = ""
     input: JsonValue = Field({}, description="The arguments of a call: an object; other data is taken as well.")
     tool_use_id: Text = ""
     content: Text | Parts = Field("", description="The result of a call, whole or in blocks of text.")
-    is_error: bool = False
 
     _types: ClassVar[Types] = {"content": _TEXTS}
+    _accepted = ("signature", "data", "is_error")
 
 
 class AnthropicTurn(RequestModel):
@@ -73,7 +70,8 @@ class AnthropicTool(RequestModel):
     name: str = Field(pattern=TOOL_NAME)
     description: Text = ""
     input_schema: Schema = Field({}, description="The JSON schema of the arguments.")
-    strict: bool = Field(False, description="Accepted; arguments are not forced to fit the schema.")
+
+    _accepted = ("strict",)  # arguments are not forced to fit the schema
 
 
 class AnthropicToolChoice(RequestModel):
@@ -90,7 +88,8 @@ class AnthropicToolChoice(RequestModel):
 class AnthropicThinking(RequestModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="The most tokens of a thought.")
-    display: str = Field("", max_length=40, description="Accepted; thoughts are always shown.")
+
+    _accepted = ("display",)  # thoughts are always shown
 
     def think(self) -> bool | int | None:
         if self.type == "enabled":
@@ -143,9 +142,10 @@ class AnthropicRequest(AnthropicPrompt, fields.SamplingFields):
     max_tokens: fields.MostTokens = Field(description="The longest reply, with its thought.")
     stream: bool = False
     stop_sequences: fields.Stops = None
-    metadata: fields.Unused = None
     output_config: AnthropicOutput | None = Field(None, description="format: the reply is JSON, valid by its schema.")
     output_format: AnthropicFormat | None = Field(None, description="The former place of output_config.format.")
+
+    _accepted = ("metadata",)
 
     def completion(self) -> ChatRequest:
         """Return the request as one for a chat completion."""
@@ -155,11 +155,6 @@ class AnthropicRequest(AnthropicPrompt, fields.SamplingFields):
             **self.sampling() | {"stop": self.stop_sequences or self.stop}, max_tokens=self.max_tokens,
             stream=self.stream, response_format=schema,
         )  # fmt: skip
-
-
-class AnthropicError(BaseModel):
-    type: Literal["error"]
-    error: dict[Literal["type", "message"], str]
 
 
 _TYPES = {
@@ -175,6 +170,8 @@ def _error(error: ApiError) -> Json:
 
 class AnthropicWriter(BlockWriter):
     """Writes a message, whole or as events."""
+
+    names: ClassVar = {"think": "thinking"}
 
     def __init__(self, model: str) -> None:
         super().__init__(model)
@@ -255,16 +252,14 @@ def _usage(summary: Summary, tokens: int) -> Json:
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
-    errors = error_responses(model=AnthropicError)
-
     @app.post("/v1/messages", tags=["Anthropic"], summary="Reply to a conversation",
-              response_class=Response, responses=replies() | errors)  # fmt: skip
+              response_class=Response, response_description=ABOUT)  # fmt: skip
     async def messages(body: AnthropicRequest, request: Request) -> Response:
         asked = await in_reader(body.completion)
-        return await handler.reply(asked, request, AnthropicWriter(body.model or ""), body.unknown(), _NAMES)
+        return await handler.reply(asked, request, AnthropicWriter(body.model or ""), body.unknown())
 
     @app.post("/v1/messages/count_tokens", tags=["Anthropic"], summary="The tokens of a conversation",
-              response_model=dict[str, int], responses=errors)  # fmt: skip
+              response_model=dict[str, int])  # fmt: skip
     async def count_tokens(body: AnthropicPrompt, request: Request) -> Response | dict[str, int]:
         count = await handler.count_tokens(await in_reader(body.chat), request, body.unknown())
         return count if isinstance(count, Response) else {"input_tokens": count}

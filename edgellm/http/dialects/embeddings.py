@@ -1,41 +1,41 @@
 """Embeddings: OpenAI's `/v1/embeddings`, and Ollama's `/api/embed` and `/api/embeddings`."""
 
-import base64
+from abc import abstractmethod
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from fastapi import FastAPI, Request
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from starlette.responses import Response
 
 from edgellm.engine import Floats
 from edgellm.errors import InvalidOption, Stopped
-from edgellm.http.dialects import Dialect, OllamaError, plain_name
+from edgellm.http.dialects import Dialect, plain_name
 from edgellm.http.model_host import ServedEmbedder
 from edgellm.http.replies import IGNORED, RequestHandler, header_names
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
+from edgellm.http.schemas.errors import ApiError, invalid_request
 from edgellm.http.schemas.fields import MAX_TEXT, MAX_TOKENS, RequestModel, Text
-from edgellm.http.schemas.requests import Texts, TokenIds, as_list
+from edgellm.http.schemas.requests import TokenIds, as_list
 from edgellm.http.schemas.responses import Json, json_bytes
 
 _MOST_TEXTS = 2048
-_VECTORS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The vectors", "content": {"application/json": {"schema": {"type": "object"}}}}
-}
-_Reply: TypeAlias = Callable[[str, Sequence[Floats], int], Json]
-"""Makes a reply of the model's name, the vectors, and the tokens that were read for them."""
 FullText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
 
 class EmbedRequest(RequestModel):
-    """The parameters of requests for vectors in every API."""
+    """The parameters of requests for vectors in every API, and the form of its replies."""
 
     model: str | None = Field(None, max_length=500, description="The name of the embedding model; may be left out.")
     dimensions: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Only what the model gives.")
+
+    @abstractmethod
+    def reply(self, name: str, vectors: Sequence[Floats], tokens: int) -> Json:
+        """Return the reply of the model `name`, which has read `tokens` for the vectors."""
 
 
 class EmbeddingsRequest(EmbedRequest):
@@ -46,12 +46,22 @@ class EmbeddingsRequest(EmbedRequest):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=_MOST_TEXTS)]
     ) = Field(description="A text or several, or token ids.")
     encoding_format: Literal["float", "base64"] = Field("float", description="base64: float32, the least byte first.")
-    user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
 
-    def encoded(self, vector: Floats) -> list[float] | str:
-        if self.encoding_format == "float":
-            return [float(one) for one in vector]
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    truncate: ClassVar[bool] = False
+    _accepted = ("user",)
+
+    def reply(self, name: str, vectors: Sequence[Floats], tokens: int) -> Json:
+        data = [
+            {"object": "embedding", "index": index, "embedding": self._encoded(vector)}
+            for index, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": name, "usage": usage}
+
+    def _encoded(self, vector: Floats) -> list[float] | str:
+        return (
+            vector.tolist() if self.encoding_format == "float" else b64encode(vector.astype("<f4").tobytes()).decode()
+        )
 
 
 class OllamaEmbedRequest(EmbedRequest):
@@ -59,16 +69,30 @@ class OllamaEmbedRequest(EmbedRequest):
     truncate: bool = Field(True, description="Cut texts that are too long; false: refuse them.")
     keep_alive: fields.KeepAlive = None
 
+    _began: int = PrivateAttr(default_factory=perf_counter_ns)
+
+    def reply(self, name: str, vectors: Sequence[Floats], tokens: int) -> Json:
+        return {
+            "model": self.model or name, "embeddings": [vector.tolist() for vector in vectors],
+            "total_duration": perf_counter_ns() - self._began, "load_duration": 0, "prompt_eval_count": tokens,
+        }  # fmt: skip
+
 
 class OllamaEmbeddingRequest(EmbedRequest):
-    prompt: Text
+    input: Text = Field(alias="prompt")
     keep_alive: fields.KeepAlive = None
 
+    truncate: ClassVar[bool] = True
 
-async def _embed(
-    handler: RequestHandler, http: Request, request: EmbedRequest, given: Texts, reply: _Reply, *, cut: bool
-) -> Response:
-    """Return the `reply` with the vectors of `given` texts. Raises ApiError for another model or other dimensions."""
+    def reply(self, name: str, vectors: Sequence[Floats], tokens: int) -> Json:  # noqa: ARG002
+        return {"embedding": vectors[0].tolist()}
+
+
+Asked: TypeAlias = EmbeddingsRequest | OllamaEmbedRequest | OllamaEmbeddingRequest
+
+
+async def _embed(handler: RequestHandler, http: Request, request: Asked) -> Response:
+    """Return the reply with the vectors of texts. Raises ApiError for another model or other dimensions."""
     name, served = plain_name(request.model), handler.models.embedder
     if served is None:
         message = "This server embeds no texts. Start it with --embeddings MODEL."
@@ -76,14 +100,14 @@ async def _embed(
     if name not in (None, served.name):
         message = f"The model {name!r} embeds no texts here. Ask for {served.name!r}, or leave model out."
         raise ApiError(404, message, code="model_not_found", param="model")
-    texts, ignored = await in_reader(lambda: (as_list(given), header_names(request.unknown())))
+    texts, ignored = await in_reader(lambda: (as_list(request.input), header_names(request.unknown())))
     handler.check_known(ignored)
     width = served.embedder.width
     if request.dimensions not in (None, width):
         message = f"dimensions is {request.dimensions}, and {served.name} gives {width}. Leave dimensions out."
         raise invalid_request(message, "dimensions")
     found = await handler.compute(
-        http, lambda has_left: json_bytes(reply(served.name, *_vectors(served, texts, cut, has_left)))
+        http, lambda left: json_bytes(request.reply(served.name, *_vectors(served, texts, request.truncate, left)))
     )
     headers = {IGNORED: ", ".join(ignored)} if ignored else {}
     return found if isinstance(found, Response) else Response(found, 200, headers, "application/json")
@@ -110,45 +134,18 @@ def _vectors(
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
-    @app.post("/v1/embeddings", tags=["OpenAI"], summary="The vectors of texts", response_class=Response,
-              responses=_VECTORS | error_responses())  # fmt: skip
+    @app.post("/v1/embeddings", tags=["OpenAI"], summary="The vectors of texts", response_class=Response)
     async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
-        def reply(name: str, vectors: Sequence[Floats], tokens: int) -> Json:
-            data = [
-                {"object": "embedding", "index": index, "embedding": body.encoded(vector)}
-                for index, vector in enumerate(vectors)
-            ]
-            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-            return {"object": "list", "data": data, "model": name, "usage": usage}
+        return await _embed(handler, request, body)
 
-        return await _embed(handler, request, body, body.input, reply, cut=False)
-
-    errors = error_responses(model=OllamaError)
-
-    @app.post("/api/embed", tags=["Ollama"], summary="The vectors of texts", response_class=Response,
-              responses=_VECTORS | errors)  # fmt: skip
+    @app.post("/api/embed", tags=["Ollama"], summary="The vectors of texts", response_class=Response)
     async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
-        began = perf_counter_ns()
-
-        def reply(name: str, vectors: Sequence[Floats], tokens: int) -> Json:
-            return {
-                "model": body.model or name, "embeddings": [vector.tolist() for vector in vectors],
-                "total_duration": perf_counter_ns() - began, "load_duration": 0, "prompt_eval_count": tokens,
-            }  # fmt: skip
-
-        return await _embed(handler, request, body, body.input, reply, cut=body.truncate)
+        return await _embed(handler, request, body)
 
     @app.post("/api/embeddings", tags=["Ollama"], summary="The vector of a text; /api/embed is newer",
-              response_class=Response, responses=_VECTORS | errors)  # fmt: skip
+              response_class=Response)  # fmt: skip
     async def embedding(body: OllamaEmbeddingRequest, request: Request) -> Response:
-        return await _embed(
-            handler,
-            request,
-            body,
-            body.prompt,
-            lambda _name, vectors, _tokens: {"embedding": vectors[0].tolist()},
-            cut=True,
-        )
+        return await _embed(handler, request, body)
 
 
 DIALECT = Dialect(_add)

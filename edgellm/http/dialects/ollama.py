@@ -16,12 +16,12 @@ from starlette.responses import Response
 from edgellm.engine import ModelFile, ToolCall
 from edgellm.engine.chat.prompt import find_markup
 from edgellm.engine.gguf.writer import tokenizer_file
-from edgellm.http.dialects import LATEST, Dialect, OllamaError, chat_request, plain_name, replies
+from edgellm.http.dialects import ABOUT, LATEST, Dialect, chat_request, plain_name
 from edgellm.http.model_host import keep_alive_seconds
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
+from edgellm.http.schemas.errors import ApiError, invalid_request
 from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.http.schemas.requests import CallOfMessage, ChatRequest, ToolSchema
 from edgellm.http.schemas.responses import (
@@ -43,7 +43,6 @@ from edgellm.spec.types import Channel
 API_VERSION = "0.13.0"
 """The version of Ollama whose API this follows, which clients ask for before they use it."""
 _NEVER = "9999-12-31T00:00:00Z"
-_NAMES = {"reasoning_effort": "think"}
 _LINES = "application/x-ndjson"
 Images = Annotated[list[JsonValue], Field(description="Refused in the last question: the models here read only text.")]
 Longest = Annotated[
@@ -166,7 +165,7 @@ def _error(error: ApiError) -> Json:
 class OllamaWriter(Writer):
     """Writes a reply, whole or as lines of JSON; figures are in the last one. Durations are in nanoseconds."""
 
-    media_type = _LINES
+    media_type, names = _LINES, {"reasoning_effort": "think"}
 
     def __init__(self, model: str, *, chat: bool) -> None:
         """`chat`: the text is in a message."""
@@ -281,16 +280,13 @@ def _card(info: ModelInfo, file: ModelFile | None) -> Json:
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
-    errors, few = error_responses(model=OllamaError), error_responses(503, model=OllamaError)
-    responses = replies(_LINES) | errors
-
     async def answer(
         body: OllamaChatRequest | OllamaGenerateRequest, request: Request, *, chat: bool, empty: bool
     ) -> Response:
         writer = OllamaWriter(body.model, chat=chat)
         if not empty:
             asked = await in_reader(body.request)
-            return await handler.reply(asked, request, writer, body.unknown(), _NAMES)
+            return await handler.reply(asked, request, writer, body.unknown())
         # load the model, or unload it if it shall not stay
         keep_alive = None if body.keep_alive is None else keep_alive_seconds(body.keep_alive)
         async with handler.models.lease(plain_name(body.model), keep_alive) as served:
@@ -299,23 +295,23 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         return Response(writer.framed(done), media_type=_LINES if body.stream else "application/json")
 
     @app.post("/api/chat", tags=["Ollama"], summary="Reply to a conversation", response_class=Response,
-              responses=responses)  # fmt: skip
+              response_description=ABOUT)  # fmt: skip
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
         return await answer(body, request, chat=True, empty=not body.messages)
 
     @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_class=Response,
-              responses=responses)  # fmt: skip
+              response_description=ABOUT)  # fmt: skip
     async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
         return await answer(body, request, chat=False, empty=not body.prompt)
 
     @app.head("/api/tags", include_in_schema=False)
-    @app.get("/api/tags", tags=["Ollama"], summary="The models that requests can name", responses=few)
+    @app.get("/api/tags", tags=["Ollama"], summary="The models that requests can name")
     async def tags() -> dict[str, list[dict[str, Any]]]:
         infos = await handler.models.infos()
         files = [(info, await handler.models.file(info.id)) for info in infos]
         return {"models": [_entry(info.id, info.created, file) for info, file in files]}
 
-    @app.get("/api/ps", tags=["Ollama"], summary="The models in memory", responses=few)
+    @app.get("/api/ps", tags=["Ollama"], summary="The models in memory")
     async def running() -> dict[str, list[Json]]:
         models: list[Json] = []
         for loaded in handler.models.by_use():
@@ -335,7 +331,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
             })  # fmt: skip
         return {"models": models}
 
-    @app.post("/api/show", tags=["Ollama"], summary="What is known of a model", responses=errors)
+    @app.post("/api/show", tags=["Ollama"], summary="What is known of a model")
     async def show(body: OllamaModelName) -> Json:
         name = plain_name(body.model or body.name) or handler.models.default_name or ""
         file = await handler.models.file(name)

@@ -9,15 +9,15 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects import Dialect, replies
+from edgellm.http.dialects import Dialect
 from edgellm.http.replies import RequestHandler
-from edgellm.http.schemas.errors import ApiError, error_responses, openai_error
+from edgellm.http.schemas.errors import ApiError, openai_error
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
 from edgellm.http.schemas.responses import Json, Pieces, TextDelta, Writer, WrittenReply, rounded, summary_of
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel, Notice, PromptProgress
 
-_ABOUT = """The reply, whole or in chunks, as OpenAI's own documentation describes it, with `timings` as llama.cpp has
+_ABOUT = """JSON, whole or in chunks, as OpenAI's own documentation describes it, with `timings` as llama.cpp has
 them (`draft_n` drafted tokens were tested, `draft_n_accepted` of them accepted), and with our extension `edgellm`: the
 `tokens` with their sources, `notices`, and the figures of the reply in `summary`"""
 _NO_LOGPROB = -9999.0  # OpenAI's value for the logarithm of 0
@@ -201,15 +201,13 @@ def _timings(summary: Summary) -> Json:
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
-    responses = replies(about=_ABOUT) | error_responses()
-
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Reply to a conversation",
-              response_class=Response, responses=responses)  # fmt: skip
+              response_class=Response, response_description=_ABOUT)  # fmt: skip
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await handler.reply(body, request, OpenAIWriter(body), body.unknown())
 
     @app.post("/v1/completions", tags=["OpenAI"], summary="Continue a text",
-              response_class=Response, responses=responses)  # fmt: skip
+              response_class=Response, response_description=_ABOUT)  # fmt: skip
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await handler.reply(body, request, OpenAIWriter(body), body.unknown())
 

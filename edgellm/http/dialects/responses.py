@@ -14,13 +14,21 @@ from pydantic import BeforeValidator, Field, JsonValue
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects import Dialect, chat_request, replies
+from edgellm.http.dialects import ABOUT, Dialect, chat_request
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
+from edgellm.http.schemas.errors import ApiError, invalid_request
 from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Text, Types
-from edgellm.http.schemas.requests import MEDIA, TEXT_PARTS, ChatRequest, ContentPart, FunctionSchema, NamedSchema
+from edgellm.http.schemas.requests import (
+    MEDIA,
+    TEXT_PARTS,
+    ChatRequest,
+    ContentPart,
+    FunctionSchema,
+    NamedSchema,
+    Parts,
+)
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel
@@ -32,17 +40,8 @@ _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _ITEMS = ("message", "reasoning", "additional_tools", *_CALLS, *(f"{name}_output" for name in _CALLS))
 _TOOLS = ("function", "custom", "namespace")
 _TEXT_ARGUMENT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-_NAMES = {"reasoning_effort": "reasoning.effort"}
 _MOST_KEPT = 256  # responses that can be continued
 _MOST_CHARACTERS = 2**24  # characters of all kept conversations
-
-
-class ResponsesPart(ContentPart):
-    annotations: list[JsonValue] = Field([], description="Accepted as they came.")
-    logprobs: list[JsonValue] = Field([], description="Accepted as they came.")
-
-
-Parts = Text | Annotated[list[ResponsesPart], Field(max_length=1000)]
 
 
 def _flat(namespace: str, name: str) -> str:
@@ -98,21 +97,20 @@ class ResponsesItem(RequestModel):
 
     type: str = Field("message", max_length=100, description=f"One of {', '.join(_ITEMS)}.")
     role: Literal["system", "developer", "user", "assistant"] = "user"
-    content: Parts = ""
+    content: Text | Parts = ""
     id: Text = ""
-    status: str = Field("", max_length=40)
     call_id: Text = ""
     namespace: Text = ""
     name: Text = ""
     arguments: JsonValue = Field("{}", description="A JSON object, as text; any other text or data is taken as well.")
     input: Text = Field("", description="The text of a call of a custom tool.")
     action: JsonValue = Field(None, description="The arguments of a call of the local shell.")
-    output: Annotated[Parts, BeforeValidator(_text_of_data)] = Field("", description="The result of a call.")
-    summary: list[ResponsesPart] = Field([], max_length=1000)
-    encrypted_content: Text = Field("", description="A thought that cannot be read, which is left out.")
+    output: Annotated[Text | Parts, BeforeValidator(_text_of_data)] = Field("", description="The result of a call.")
+    summary: Parts = Field([])
     tools: list[ResponsesTool] = Field([], max_length=MAX_ITEMS, description="Tools besides those of the request.")
 
     _types: ClassVar[Types] = {"content": _PARTS, "output": _PARTS, "summary": _PARTS, "tools": _TOOLS}
+    _accepted = ("status", "encrypted_content")  # a thought that cannot be read is left out
 
     def add_to(self, turns: list[Turn]) -> None:
         """Add the item to `turns`: thoughts, texts and calls that follow each other are one turn."""
@@ -173,13 +171,13 @@ class ResponsesRequest(ReplyRequest, fields.SamplingFields):
     text: ResponsesText | None = None
     reasoning: ResponsesReasoning | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
-    metadata: dict[str, str] = Field({}, max_length=64, description="Sent back.")
-    user: fields.Unused = None
+    metadata: Annotated[dict[str, str], fields.within(64)] = Field({}, description="Sent back.")
     background: Literal[False] = False
     conversation: None = Field(None, description="Not supported: use previous_response_id.")
     prompt: None = Field(None, description="Not supported: send the text itself.")
 
     _types: ClassVar[Types] = {"input": _ITEMS, "tools": _TOOLS, "tool_choice": ("function", "custom")}
+    _accepted = ("user",)
 
     def turns(self) -> list[Turn]:
         """Return the input as messages of a chat completion."""
@@ -253,6 +251,8 @@ class ConversationStore:
 
 class ResponsesWriter(BlockWriter):
     """Writes a response, whole or as events."""
+
+    names: ClassVar = {"reasoning_effort": "reasoning.effort"}
 
     def __init__(self, request: ResponsesRequest, keep: Callable[[str, Turn], None]) -> None:
         """`keep` is called with the response's id and its message once it is written."""
@@ -383,7 +383,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     store = ConversationStore()
 
     @app.post("/v1/responses", tags=["OpenAI"], summary="Reply to a conversation, perhaps a kept one",
-              response_class=Response, responses=replies() | error_responses())  # fmt: skip
+              response_class=Response, response_description=ABOUT)  # fmt: skip
     async def respond(body: ResponsesRequest, request: Request) -> Response:
         turns = [*store.turns(body.previous_response_id), *await in_reader(body.turns)]
 
@@ -392,7 +392,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
                 store.keep(response, [*turns, message])
 
         asked = await in_reader(body.chat, turns)
-        return await handler.reply(asked, request, ResponsesWriter(body, keep), body.unknown(), _NAMES)
+        return await handler.reply(asked, request, ResponsesWriter(body, keep), body.unknown())
 
 
 DIALECT = Dialect(_add)

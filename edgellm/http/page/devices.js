@@ -24,10 +24,11 @@ export function verifierName(status) {
   return verifierPeer(status)?.name ?? (status.link && !status.anonymous ? status.link.address : "the verifier");
 }
 
-// The state with the pair that the chosen model has, if that is in memory and not the default one.
+// The state with the pair that the chosen model has, if that is in memory.
 function ofChosen(status) {
-  const own = status.models?.find((one) => one.name === byId("model").value && one.name !== status.model);
-  return own ? { ...status, draft: own.draft, verifier: own.verifier, link: own.link } : status;
+  const chosen = byId("model").value || status.model;
+  const { draft, verifier, link } = status.models.find((one) => one.name === chosen) ?? { link: null };
+  return { ...status, draft, verifier, link };
 }
 
 function showDevices(status) {

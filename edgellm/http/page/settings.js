@@ -111,7 +111,7 @@ export async function showModels(status) {
     byId("model").disabled = found.size < 2;
     showBudget();
   }
-  const own = byId("model").value === status.model ? status : status.models?.find((one) => one.name === byId("model").value);
+  const own = status.models.find((one) => one.name === byId("model").value);
   byId("pair").hidden = Boolean(own) && !own.draft;
   const pair = own?.draft ? `${own.draft} drafts, ${own.verifier ?? own.name} verifies` : "";
   for (const name of SAMPLING) {

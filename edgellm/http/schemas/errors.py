@@ -4,9 +4,8 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel
 from starlette.requests import Request
 
 from edgellm.errors import (
@@ -43,17 +42,13 @@ class ApiError(Exception):
         return {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
 
 
-class ErrorResponse(BaseModel):
-    error: dict[Literal["message", "type", "param", "code"], str | None]
-
-
 def openai_error(error: ApiError) -> dict[str, Any]:
     """Return an error in OpenAI's form."""
     kind = _KINDS_OF_ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-_MEANINGS = {
+MEANINGS: dict[int | str, str] = {
     400: "The request is invalid; `param` names the parameter",
     401: "The API key is missing or wrong",
     403: "A wrong Host header, or a page of another origin",
@@ -65,13 +60,9 @@ _MEANINGS = {
     429: "The queue is full; see Retry-After",
     500: "The engine failed",
     503: "The model is being loaded or does not fit the memory, or the verifier is not available; see Retry-After",
+    "4XX": "The request is refused",  # in place of FastAPI's own error
 }
-
-
-def error_responses(*statuses: int, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's `responses` for `statuses`, by default a reply's; `model` is the form of errors."""
-    chosen = statuses or [status for status in _MEANINGS if status != 409]
-    return {status: {"model": model, "description": _MEANINGS[status]} for status in chosen}
+"""The statuses of errors, which have the form of the API that was asked."""
 
 
 def invalid_request(message: str, param: str | None = None) -> ApiError:

@@ -7,11 +7,10 @@ accepted only with a value that changes nothing. A limit such as -1 means no lim
 
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, model_validator
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from edgellm.http.schemas.errors import invalid_request
 from edgellm.spec.params import MAX_PENALTY, MAX_STOP_LENGTH, MAX_STOPS, MIN_REPEAT
@@ -72,7 +71,6 @@ Stop = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
 Stops = Annotated[Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None, BeforeValidator(_without_empty)]
 KeepAlive = float | Annotated[str, Field(max_length=40)] | None
 """Time that the model stays in memory after a request: 5m, 300, -1 for ever, 0 not at all."""
-Unused = Annotated[JsonValue, Field(description="Accepted, but neither used nor passed on.")]
 
 
 MAX_ITEMS = 1_000  # tools of a request, or parts of a text: agents with several servers of tools send hundreds
@@ -81,24 +79,23 @@ Types: TypeAlias = Mapping[str, Collection[str]]
 
 
 def _tell_first_fault(schema: Any) -> None:
-    """Check lists up to the first fault, objects within their limit: reporting a million takes minutes."""
+    """Check lists up to the first fault: reporting a million takes minutes."""
     parts = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
     for part in parts:
         _tell_first_fault(part)
-    if not isinstance(schema, dict):
-        return
-    if schema.get("type") == "list":
+    if isinstance(schema, dict) and schema.get("type") == "list":
         schema["fail_fast"] = True
-    if schema.get("type") == "dict" and (most := schema.get("max_length")) is not None:
-        limited = core_schema.no_info_before_validator_function(partial(_check_length, most), {**schema})
-        schema.clear()
-        schema.update(limited)
 
 
-def _check_length(most: int, value: Any) -> Any:
-    if isinstance(value, dict) and len(value) > most:
-        raise PydanticCustomError("too_long", "at most {max_length}", {"max_length": most})
-    return value
+def within(most: int) -> BeforeValidator:
+    """Return a validator that refuses an object of more than `most` members before it looks into them."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise PydanticCustomError("too_long", "at most {max_length}", {"max_length": most})
+        return value
+
+    return BeforeValidator(check)
 
 
 class RequestModel(BaseModel):
@@ -107,6 +104,7 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     _types: ClassVar[Types] = {}  # data of other types is left out, and named as unknown fields are
+    _accepted: ClassVar[Collection[str]] = ()  # fields that are neither used nor named as unknown
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -116,7 +114,7 @@ class RequestModel(BaseModel):
 
     def unknown(self, path: str = "") -> Iterator[str]:
         """Yield the paths of unknown fields, here and within."""
-        yield from (path + name for name in self.model_extra or ())
+        yield from (path + name for name in self.model_extra or () if name not in self._accepted)
         for name in self.model_fields_set & set(type(self).model_fields):
             value = getattr(self, name)
             if isinstance(value, RequestModel):

@@ -3,7 +3,7 @@
 import json
 import reprlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
@@ -39,10 +39,9 @@ class StreamOptions(RequestModel):
 
 
 class NamedSchema(RequestModel):
-    name: str = Field("", max_length=200)
-    description: Text = ""
-    strict: bool = Field(True, description="The schema is always kept.")
-    schema_: Schema = Field({}, alias="schema")
+    schema_: Schema = Field({}, alias="schema", description="The schema is always kept.")
+
+    _accepted = ("name", "description", "strict")
 
 
 class ResponseFormat(RequestModel):
@@ -58,17 +57,19 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
     stream_options: StreamOptions | None = None
     frequency_penalty: fields.Penalty = Field(0.0, description="Subtracted for each time in the reply.")
     presence_penalty: fields.Penalty = Field(0.0, description="Subtracted for tokens that the reply has.")
-    logit_bias: dict[
-        Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
-    ] = Field({}, max_length=MAX_BIASES, description="Amounts added to the logits of tokens, by their ids.")
+    logit_bias: Annotated[
+        dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
+        fields.within(MAX_BIASES),
+    ] = Field({}, description="Amounts added to the logits of tokens, by their ids.")
     n: fields.Whole = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
     response_format: ResponseFormat | None = Field(None, description="json_object or json_schema: valid JSON.")
     return_progress: bool = Field(False, description="As in llama.cpp: prompt_progress while a prompt is read.")
-    user: fields.Unused = None
     keep_alive: fields.KeepAlive = None
     budget: float | None = Field(None, ge=0.0, le=1.0, description="Our extension: share of drafted chunks to verify.")
     gate: str = Field("auto", max_length=20, description=f"Our extension, chooses the chunks: {', '.join(GATES)}.")
     retrieval: str = Field("auto", max_length=200, description="Our extension: auto, off, or sources of copied drafts.")
+
+    _accepted = ("user", "add_generation_prompt")
 
     @model_validator(mode="before")
     @classmethod
@@ -167,6 +168,8 @@ class ContentPart(RequestModel):
     refusal: Text = Field("", description="The text of a refusal.")
     source: JsonValue = Field(None, description="The source of a document, which is read if it is a plain text.")
 
+    _accepted: ClassVar[Collection[str]] = ("annotations", "logprobs")  # in a response that is sent back
+
     @model_validator(mode="after")
     def _read_document(self) -> Self:
         if self.type == "document" and isinstance(self.source, dict) and self.source.get("type") == "text":
@@ -205,14 +208,16 @@ class CalledFunction(RequestModel):
     arguments: Annotated[JsonValue, AfterValidator(json_text)] = Field(
         "{}", description="A JSON object, as text; any other text or data is taken as well."
     )
-    index: int = Field(0, description="The place of the call, in Ollama's API.")
+
+    _accepted = ("index",)  # in Ollama's API
 
 
 class CallOfMessage(RequestModel):
     id: Text = ""
     type: Literal["function"] = "function"
-    index: int = Field(0, description="The place of the call, in deltas of a stream.")
     function: CalledFunction = CalledFunction.model_validate({})
+
+    _accepted = ("index",)  # in deltas of a stream
 
     def call(self) -> ToolCall:
         written = self.function.arguments
@@ -253,7 +258,8 @@ class FunctionSchema(RequestModel):
     name: str = Field(pattern=TOOL_NAME)
     description: Text = ""
     parameters: Schema = Field({}, description="The JSON schema of the arguments.")
-    strict: bool = Field(False, description="Accepted; arguments are not forced to fit the schema.")
+
+    _accepted = ("strict",)  # arguments are not forced to fit the schema
 
 
 class ToolSchema(RequestModel):
@@ -291,7 +297,6 @@ class ChatRequest(GenerationRequest):
     )
     truncation: Literal["auto", "disabled"] = Field("disabled", description="auto: leave out the oldest turns.")
     continue_final_message: bool = Field(False, description="Continue the last turn, the assistant's, as vLLM does.")
-    add_generation_prompt: fields.Unused = None
 
     _types: ClassVar[Types] = {"tools": ("function",), "tool_choice": ("function",)}
 

@@ -143,6 +143,8 @@ class Writer(ABC):
     media_type: ClassVar[str] = "text/event-stream"
     last_bytes: ClassVar[bytes] = b""
     """The bytes behind the last piece of a stream."""
+    names: ClassVar[Mapping[str, str]] = {}
+    """Parameters that are called otherwise than in OpenAI's chat completions."""
 
     def __init__(self, model: str) -> None:
         """`model` is the name in the request."""

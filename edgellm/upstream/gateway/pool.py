@@ -3,7 +3,7 @@ them, and their figures."""
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -62,13 +62,13 @@ class ServerPool:
         self.text, self.servers = text, tuple(servers)
         self._lock, self._closed = threading.Lock(), False
 
-    def add(self, server: PooledServer) -> bool:
-        """Take over another server; return False if it lacks an announced ability, or the pool is closed. May be called
-        from any thread."""
+    def add(self, server: PooledServer, *, announced: bool = True) -> bool:
+        """Take over another server; return False if it lacks an ability that was `announced`, or the pool is closed.
+        May be called from any thread."""
         with self._lock:
             now, then = self.capabilities, _common((*self.servers, server))
             as_able = now.choice.likely == then.choice.likely and now == replace(then, choice=now.choice)
-            if self._closed or not as_able:
+            if self._closed or (announced and not as_able):
                 return False
             self.servers = (*self.servers, server)
             return True
@@ -178,25 +178,15 @@ class PoolOpening:
         Raises InvalidOption: an address is invalid, or comes twice; or it cannot be told which of several tokenizers a
         server has; VocabularyMismatch: no tokenizer is a server's own; ModelNotFound, ModelCorrupt, ModelUnsupported: a
         file has no tokenizer."""
-        found: dict[str, tuple[Model, list[PooledServer]]] = {}
         with ExitStack() as closing:
             for url in _urls(addresses):
                 try:
-                    name = self._model(url, found)
-                    if name in found:
-                        server = self._open(url, name, found[name][0])
-                    else:
-                        text, server = self._first(url, name)
-                        closing.callback(text.close)
-                        found[name] = text, []
-                    closing.callback(server.verifier.close)
-                    found[name][1].append(server)
+                    self._join(url, lambda model: closing.callback(model.close), announced=False)
                 except VerifierUnreachable as error:
                     self._away.append((url, error))
-            for path in () if found else self._tokenizers:  # They are checked at the start in any case.
+            for path in () if self._models else self._tokenizers:  # They are checked at the start in any case.
                 Model.load(path, TEXT_ONLY).close()
             closing.pop_all()
-        self._models = {name: ServerPool(text, servers) for name, (text, servers) in found.items()}
         return tuple(self._models.values())
 
     def look(self, on_model: Callable[[ServerPool], None]) -> None:
@@ -209,12 +199,12 @@ class PoolOpening:
         """Stop looking for servers."""
         self._closing.set()
 
-    def _model(self, url: ServerURL, known: Iterable[str]) -> str:
+    def _model(self, url: ServerURL) -> str:
         """Return the name of the model to use a server for."""
         if url.model:
             return url.model
         names = models_at(url, self._options)
-        return next((name for name in known if name in names), names[0] if names else "")
+        return next((name for name in self._models if name in names), names[0] if names else "")
 
     def _first(self, url: ServerURL, name: str) -> tuple[Model, PooledServer]:
         """Return the first server of a model, and the tokenizer proved to be that server's."""
@@ -264,16 +254,16 @@ class PoolOpening:
                 self._tell(f"{url} is not used. {refused.what}")
             self._away = others
 
-    def _join(self, url: ServerURL, on_model: Callable[[ServerPool], None]) -> str:
-        """Use a server that is back for its model; return the news."""
-        name = self._model(url, self._models)
+    def _join(self, url: ServerURL, on_model: Callable[[ServerPool], object], *, announced: bool = True) -> str:
+        """Use a server for its model, whose abilities are `announced`, if it is there; return the news."""
+        name = self._model(url)
         if (model := self._models.get(name)) is None:
             text, server = self._first(url, name)
             model = self._models[name] = ServerPool(text, [server])
             on_model(model)
             return f"{url} is used now: {model.name} is served from now on."
         server = self._open(url, name, model.text)
-        if model.add(server):
+        if model.add(server, announced=announced):
             return f"{url} is used now."
         server.verifier.close()
         return f"{url} is not used: its context is shorter, or it gives fewer log-probabilities."
