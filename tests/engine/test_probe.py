@@ -302,15 +302,6 @@ def test_a_refusal_is_the_one_that_loading_would_raise(guarded: Path, tmp_path: 
     assert not guarded.exists()
 
 
-def test_a_child_somebody_ends_says_nothing_of_the_file(guarded: Path, children: Children, tiny_path: Path) -> None:
-    children.then = lambda child: child.kill()
-    with pytest.raises(EngineFailed, match="was ended by SIGKILL"):
-        Model.load(tiny_path)
-    children.then = lambda _child: None
-    Model.load(tiny_path).close()
-    assert children.started == 2
-
-
 WITHOUT_NUMPY = """
 import sys
 sys.modules["numpy"] = None
@@ -328,17 +319,20 @@ UNTESTED = RAISES.replace("child.Context", "child.self_test")
 
 @pytest.mark.parametrize(
     ("program", "says"),
-    [(WITHOUT_NUMPY, "does not start: .*numpy"), (RAISES, r"The trial of .* failed: .*numpy")],
-    ids=["while it starts", "in the trial"],
-)
-def test_an_error_of_python_says_nothing_of_the_file(
-    guarded: Path, children: Children, tiny_path: Path, program: str, says: str
+    [(None, "was ended by SIGKILL"), (WITHOUT_NUMPY, "does not start: .*numpy"),
+     (RAISES, r"The trial of .* failed: .*numpy")],
+    ids=["ended by somebody", "while it starts", "in the trial"],
+)  # fmt: skip
+def test_the_end_of_a_child_or_an_error_of_python_says_nothing_of_the_file(
+    guarded: Path, children: Children, tiny_path: Path, program: str | None, says: str
 ) -> None:
     """As while edgellm is installed once more."""
-    children.program = program
+    children.program, goes_on = program, children.then
+    if program is None:
+        children.then = lambda child: child.kill()
     with pytest.raises(EngineFailed, match=says):
         Model.load(tiny_path)
-    children.program = None
+    children.program, children.then = None, goes_on
     Model.load(tiny_path).close()
     assert children.started == 2
 

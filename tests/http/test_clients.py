@@ -49,27 +49,19 @@ def test_a_strict_server_refuses_them(own: LLM) -> None:
         assert ask("POST", "/v1/messages/count_tokens", thinking).status == 400
 
 
-def test_a_second_turn_as_clients_send_it(server: HttpServer, ask: Ask) -> None:
-    """The openai package sends a dumped message back with its nulls, litellm with fields of its own."""
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none is needed", max_retries=0)
-    first: Any = [{"role": "user", "content": QUESTION}]
-    reply = client.chat.completions.create(model="edgellm-verifier", messages=first, max_tokens=8).choices[0].message
-    again: Any = {"role": "user", "content": "And where?"}
-    plain: Any = [*first, {"role": "assistant", "content": reply.content}, again]
-    wanted = ask("POST", CHAT, {"messages": plain, "max_tokens": 8}).json["choices"]
-    turns: Any = (
-        reply.model_dump(),
-        {"role": "assistant", "content": reply.content, "tool_calls": None, "function_call": None,
-         "provider_specific_fields": {"refusal": None}, "reasoning_content": None, "annotations": []},
-    )  # fmt: skip
-    for kept in turns:
-        asked: Any = [*first, kept, again]
-        done = client.chat.completions.create(model="edgellm-verifier", messages=asked, max_tokens=8)
-        assert done.choices[0].message.content == wanted[0]["message"]["content"]
-    parts = [{"role": "user", "content": [{"type": "text", "text": text} for text in QUESTION.partition("\n\n")]}]
-    kept = {"role": "assistant", "content": reply.content}
-    assert ask("POST", CHAT, {"messages": [*parts, kept, again], "max_tokens": 8}).json["choices"] == wanted
-    silent = [*first, {"role": "assistant", "content": None}, again]
+def test_a_second_turn_as_clients_send_it(ask: Ask) -> None:
+    """With nulls, with litellm's own fields, and in parts."""
+    first, again = {"role": "user", "content": QUESTION}, {"role": "user", "content": "And where?"}
+    kept: dict[str, Any] = {"role": "assistant", "content": "On Friday."}
+    nulls = {"tool_calls": None, "function_call": None, "reasoning_content": None}
+    own = {"provider_specific_fields": {"refusal": None}, "annotations": []}
+    parts = {"role": "user", "content": [{"type": "text", "text": text} for text in QUESTION.partition("\n\n")]}
+    wanted, *found = (
+        ask("POST", CHAT, {"messages": turns, "max_tokens": 8}).json["choices"]
+        for turns in ([first, kept, again], [first, {**kept, **nulls, **own}, again], [parts, kept, again])
+    )
+    assert found == [wanted, wanted]
+    silent = [first, {"role": "assistant", "content": None}, again]
     assert ask("POST", CHAT, {"messages": silent, "max_tokens": 1}).status == 200
 
 

@@ -1,6 +1,5 @@
 """A pair of any architecture writes what its verifier writes alone, whatever kind of cache the two have."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +37,6 @@ def alone(model: Model, prompt: np.ndarray) -> list[int]:
             found.append(token)
             row = context.decode(np.array([token], dtype=np.int32))[0]
     return found
-
-
-@pytest.fixture(autouse=True)
-def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "EDGELLM_PROBE", "off")
 
 
 @pytest.mark.parametrize("name", HYBRIDS + OTHERS)

@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.app import run
 from edgellm.errors import HistoryUnusable
 from edgellm.llm import LLM, profile_path
 from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_profile, kept, tidy
@@ -188,15 +186,3 @@ def test_first_replies_are_kept_only_with_the_history(switched: LLM, keeps: bool
     list(switched.reply("Where is my mug?", budget=0.5, max_tokens=8, retrieval="off"))
     path = profile_path(*[fingerprint(MODELS / "draft.gguf")] * 2)
     assert path.with_name(f"{path.stem}.first.json").exists() == keeps
-
-
-def test_the_command_leaves_nothing_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    words = ("chat", SECRET, "--max-tokens", "4", "--draft", "none", "--verifier", "edgellm-draft")
-    assert run([*words, "--no-history"]) == 0
-    assert found(SECRET) == []
-    assert run(words) == 0
-    assert found(SECRET) != []
-    assert run(["history", "clear", "-y"]) == 0
-    assert found(SECRET) == []
-    assert "1 conversation" in capsys.readouterr().err

@@ -65,10 +65,20 @@ def test_they_are_the_writers_own(writer: tuple[LLM, Path], temperature: float) 
         assert token.logprobs.logprobs == pytest.approx(np.sort(row)[::-1][:4], abs=2e-3)
 
 
-@pytest.mark.parametrize("options", [{"budget": 0.3}, {"gate": "never"}, {"gate": "confidence"}], ids=str)
-def test_where_not_everything_is_verified_they_are_refused(pair: LLM, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption, match="logprobs are not available"):
-        pair.reply(case(2), logprobs=1, **options)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"budget": 0.3}, "logprobs are not available"), ({"gate": "never"}, "logprobs are not available"),
+        ({"gate": "confidence"}, "logprobs are not available"), ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"), ({"stop": ("",)}, "stop"), ({"stop": ("a",) * 17}, "stop"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_absurd_ones_are_refused_and_those_of_what_nobody_verified(
+    pair: LLM, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        pair.reply(case(2), **{"logprobs": 1} | options)
 
 
 def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer, pair: LLM) -> None:
@@ -114,12 +124,6 @@ def test_a_reply_that_cannot_tell_them_to_its_end_fails(f32_pair: tuple[Path, Pa
         with pytest.raises(VerifierLost):
             list(reply)
     assert first.logprobs is not None
-
-
-@pytest.mark.parametrize("options", [{"logprobs": -1}, {"logprobs": 21}, {"stop": ("",)}, {"stop": ("a",) * 17}])
-def test_absurd_ones_are_refused(pair: LLM, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption, match=next(iter(options))):
-        pair.reply(case(2), **options)
 
 
 def test_a_plain_prompt_goes_on_as_it_stands(pair: LLM, alone: LLM) -> None:

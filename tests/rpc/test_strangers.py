@@ -30,44 +30,37 @@ async def test_without_tls_nobody_gets_a_word(host: Trust, guest: Trust) -> None
         assert await code_of(open_channel(address)) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_no_certificate_is_refused_in_the_handshake(host: Trust, guest: Trust) -> None:
-    async with serving(host) as address:
-        nobody = grpc.ssl_channel_credentials(host.identity.certificate.pem)
-        options = [("grpc.ssl_target_name_override", SERVER_NAME)]
-        channel = grpc.aio.secure_channel(str(address), nobody, options=options)
-        assert await code_of(channel) is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_no_certificate_is_refused_behind_the_handshake_too(
+async def test_no_certificate_is_refused_in_the_handshake_and_behind_it(
     host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if TLS had been told to let in whoever comes."""
+    """The latter as if TLS had been told to let in whoever comes."""
+    said: Said = []
+
+    async def code(address: Address) -> grpc.StatusCode:
+        nobody = grpc.ssl_channel_credentials(host.identity.certificate.pem)
+        options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+        return await code_of(grpc.aio.secure_channel(str(address), nobody, options=options))
+
+    async with serving(host) as address:
+        assert await code(address) is grpc.StatusCode.UNAVAILABLE
     genuine = grpc.dynamic_ssl_server_credentials
     monkeypatch.setattr(
         grpc, "dynamic_ssl_server_credentials", lambda first, fetch, _must: genuine(first, fetch, False)
     )
-    said: Said = []
     async with serving(host, said) as address:
-        nobody = grpc.ssl_channel_credentials(host.identity.certificate.pem)
-        options = [("grpc.ssl_target_name_override", SERVER_NAME)]
-        channel = grpc.aio.secure_channel(str(address), nobody, options=options)
-        assert await code_of(channel) is grpc.StatusCode.PERMISSION_DENIED
+        assert await code(address) is grpc.StatusCode.PERMISSION_DENIED
         assert "no certificate" in said[0]
 
 
-async def test_a_wrong_certificate_is_refused_in_the_handshake(host: Trust, guest: Trust, tmp_path: Path) -> None:
+async def test_a_wrong_certificate_is_refused_in_the_handshake_and_behind_it(
+    host: Trust, guest: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latter as if TLS still trusted a device that the list does not hold."""
     stranger = impostor(guest, tmp_path / "stranger", Identity.new())
     async with serving(host) as address:
         assert await code_of(open_channel(address, stranger)) is grpc.StatusCode.UNAVAILABLE
         with pytest.raises(NotPaired, match="do not trust each other"):
             await connect_authenticated(address, stranger)
-
-
-async def test_a_wrong_certificate_is_refused_behind_the_handshake_too(
-    host: Trust, guest: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if TLS still trusted a device that the list does not hold."""
-    stranger = impostor(guest, tmp_path / "stranger", Identity.new())
     genuine = Trust._roots
     monkeypatch.setattr(Trust, "_roots", lambda self: genuine(self) + stranger.identity.certificate.pem)
     async with serving(host) as address:

@@ -7,14 +7,16 @@ from shutil import copyfile
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, ContextSpec, Model, check_gguf
+from edgellm.engine import Context, ContextSpec, Model, Vocabulary, check_gguf
 from edgellm.rpc.address import Address
 from edgellm.rpc.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server.listener import EventKind, ServerEvent
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import LocalVerifier
 from tests.rpc.conftest import guest, host
+from tests.waiting import until
 
 __all__ = ["guest", "host"]
 
@@ -41,6 +43,23 @@ def exact(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     rows.flush()
     with Model.load(path) as model:
         yield model
+
+
+@pytest.fixture
+def vocabulary(exact: Model) -> Vocabulary:
+    return exact.vocabulary
+
+
+@pytest.fixture
+def events() -> list[ServerEvent]:
+    """What a server of the test has told."""
+    return []
+
+
+def wait_for(what: EventKind, events: list[ServerEvent]) -> str:
+    """Return the text of the first event of that kind, once it is there."""
+    until(lambda: what in [event.what for event in events])
+    return next(event.text for event in events if event.what is what)
 
 
 @pytest.fixture(scope="session")

@@ -28,14 +28,9 @@ from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from edgellm.spec.verification import judge
 from edgellm.verifier.scheduler import SchedulerLimits
-from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
+from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone, wait_for
 from tests.services.test_verification_service import Device, verify
 from tests.waiting import until
-
-
-@pytest.fixture
-def events() -> list[ServerEvent]:
-    return []
 
 
 class Deaf:
@@ -59,12 +54,6 @@ class Deaf:
     def stop(self) -> None:
         self._stop = True
         self.call.cancel()
-
-
-def eventually(what: EventKind, events: list[ServerEvent]) -> str:
-    """Return the text of the first event of that kind, once it is there."""
-    until(lambda: what in [event.what for event in events])
-    return next(event.text for event in events if event.what is what)
 
 
 class Held:
@@ -93,7 +82,7 @@ def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         session = remote.open(GenerationState())
         assert session.submit(prompt, Chunk(), extra=3).result().tokens.tolist() == alone(prompt, 4)
-        assert "has not read its stream for 0.3 seconds" in eventually(EventKind.REFUSED, events)
+        assert "has not read its stream for 0.3 seconds" in wait_for(EventKind.REFUSED, events)
         done = server.counters.verdicts
         assert session.submit(prompt, Chunk(), extra=3).result().tokens.tolist() == alone(prompt, 4)
         assert server.counters.verdicts == done + 1  # nothing more is computed for the other

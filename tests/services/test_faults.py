@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edgellm.engine import Model, Vocabulary
+from edgellm.engine import Vocabulary
 from edgellm.errors import VerifierLost, VerifierSlow, VerifierUnavailable
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.link import Timing
@@ -33,11 +33,6 @@ Frames = Iterable[pb.VerifierFrame | bytes]
 PATIENT = Timing(least=600.0, stall=600.0, silent_beats=2400, retry=0.05, retry_most=0.2)
 QUIET = replace(PATIENT, beat=0.05, silent_beats=4)
 TEXT = np.arange(10, dtype=np.int32)
-
-
-@pytest.fixture
-def vocabulary(exact: Model) -> Vocabulary:
-    return exact.vocabulary
 
 
 def each(answer: Callable[[pb.Verify], pb.VerifierFrame | bytes]) -> Script:

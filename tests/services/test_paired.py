@@ -46,16 +46,10 @@ SLOW = Timing(retry=600.0, retry_most=600.0)
 
 
 @pytest.fixture
-def told() -> list[ServerEvent]:
-    return []
-
-
-@pytest.fixture
-def server(exact: Model, host: Trust, guest: Trust, told: list[ServerEvent]) -> Iterator[VerifierServer]:
-    running = VerifierServer(
-        exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, trust=host, on_event=told.append
-    )
-    with running:
+def server(exact: Model, host: Trust, guest: Trust, events: list[ServerEvent]) -> Iterator[VerifierServer]:
+    with VerifierServer(
+        exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, trust=host, on_event=events.append
+    ) as running:
         yield running
 
 
@@ -74,14 +68,9 @@ def go_on(session: Session, prompt: Ids) -> None:
 
 @pytest.mark.parametrize("end", ["removed", "right taken away"])
 def test_what_the_verifier_revokes_ends_in_the_middle_of_a_reply(
-    server: VerifierServer,
-    remote: RemoteVerifier,
-    host: Trust,
-    guest: Trust,
-    prompt: Ids,
-    told: list[ServerEvent],
+    server: VerifierServer, remote: RemoteVerifier, host: Trust, guest: Trust, prompt: Ids, events: list[ServerEvent],
     end: str,
-) -> None:
+) -> None:  # fmt: skip
     session = remote.open(GenerationState())
     session.submit(prompt, Chunk()).result()
     if end == "removed":
@@ -91,7 +80,7 @@ def test_what_the_verifier_revokes_ends_in_the_middle_of_a_reply(
     with pytest.raises(VerifierLost, match="refuses"):
         go_on(session, prompt)
     assert not session.ready()
-    assert any(event.what is EventKind.REFUSED for event in told)
+    assert any(event.what is EventKind.REFUSED for event in events)
     with pytest.raises(NotPaired if end == "removed" else NotPermitted):
         RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
 

@@ -61,12 +61,18 @@ def test_a_reply_goes_on_when_its_verifier_is_back(
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a program in the place of the system's own has written."""
-    program, written = tmp_path / "systemd-inhibit", tmp_path / "log"
-    program.write_text(f"#!/bin/sh\necho begun >> {written}\ncat\necho ended >> {written}\n")
-    program.chmod(0o755)
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What programs in the place of the systems' own have written."""
+    log = tmp_path / "log"
+    for name in ("systemd-inhibit", "caffeinate"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho begun >> {log}\ncat\necho ended >> {log}\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return log
+
+
+@pytest.fixture
+def log(written: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     awake = KeepAwake("linux")
     awake.begin(0.0, pytest.fail)
     for module in (verification_service, mesh_service, replies):
@@ -100,20 +106,16 @@ def test_a_server_is_kept_awake_for_a_reply(pair: LLM, log: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin"])
-def test_it_is_kept_awake_until_all_work_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str) -> None:
-    program, log = tmp_path / ("systemd-inhibit" if system == "linux" else "caffeinate"), tmp_path / "log"
-    program.write_text(f"#!/bin/sh\necho begun >> {log}\ncat\necho ended >> {log}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+def test_it_is_kept_awake_until_all_work_ends(written: Path, system: str) -> None:
     awake, told = KeepAwake(system), list[str]()
     with awake.working():
         """Nothing is done before it is wanted."""
     awake.begin(0.0, told.append)
     with awake.working(), awake.working():
         awake.touch()
-        until(log.exists)
-        assert log.read_text() == "begun\n"
-    until(lambda: log.read_text() == "begun\nended\n")
+        until(written.exists)
+        assert written.read_text() == "begun\n"
+    until(lambda: written.read_text() == "begun\nended\n")
     assert not told
 
 

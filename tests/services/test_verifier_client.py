@@ -102,11 +102,6 @@ def test_connections_and_servers_leave_no_trace(exact: Model, prompt: Ids, caplo
 # --- the greeting -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def vocabulary(exact: Model) -> Vocabulary:
-    return exact.vocabulary
-
-
 def test_a_verifier_that_does_not_even_say_hello(vocabulary: Vocabulary) -> None:
     """Something accepts the connection and never speaks."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:

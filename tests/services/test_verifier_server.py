@@ -19,7 +19,7 @@ from edgellm.engine import Model, ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import place_model
 from edgellm.engine.model import LoadSpec
-from edgellm.errors import EngineFailed, InvalidOption, MemoryShort, PairingRequired, PortTaken, Stopped, VerifierLost
+from edgellm.errors import EngineFailed, InvalidOption, MemoryShort, PortTaken, Stopped, VerifierLost
 from edgellm.llm.cost_curves import estimated_curve
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -31,7 +31,7 @@ from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from testkit import free_port
 from tests.conftest import Architectures, Heads
-from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
+from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone, wait_for
 from tests.services.test_verification_service import Device, verify
 from tests.waiting import until
 
@@ -42,19 +42,10 @@ FREE = Listening(port=0)
 
 
 @pytest.fixture
-def events() -> list[ServerEvent]:
-    return []
-
-
-@pytest.fixture
 def own(exact: Model, events: list[ServerEvent]) -> Iterator[VerifierServer]:
     """A server that the test may stop."""
     with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, on_event=events.append) as server:
         yield server
-
-
-def wait_for(what: EventKind, events: list[ServerEvent]) -> None:
-    until(lambda: what in [event.what for event in events])
 
 
 def until_it_computes(server: VerifierServer) -> None:
@@ -180,14 +171,6 @@ def test_a_taken_port_is_said_before_a_model_is_loaded(own: VerifierServer, tmp_
     RemoteVerifier(own.address, own.model.vocabulary).close()  # the first one is still there
     with pytest.raises(errors.ModelNotFound):
         serve_verifier(tmp_path / "nothing.gguf", Listening(port=0))
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.20"])
-def test_any_other_bind_needs_pairing_first(exact: Model, tmp_path: Path, host: str) -> None:
-    with pytest.raises(PairingRequired, match="Pair the devices first"):
-        serve_verifier(tmp_path / "nothing.gguf", Listening(host))
-    with pytest.raises(PairingRequired):
-        VerifierServer(exact, Address.of(host, 50151))
 
 
 @pytest.mark.parametrize("wrong", [{"sessions": 0}, {"context": 0}, {"context": 10**6}, {"max_waiting": 0}])

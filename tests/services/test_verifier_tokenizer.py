@@ -96,11 +96,6 @@ def test_a_mismatch_says_whether_the_tokenizer_is_sent(server: VerifierServer, e
     assert silent.value.tokenizer == ""
 
 
-@pytest.fixture
-def vocabulary(exact: Model) -> Vocabulary:
-    return exact.vocabulary
-
-
 def _refused(vocabulary: Vocabulary, folder: Path, sent: bytes, said: str, announced: bytes | None = None) -> None:
     """Check that a tokenizer that a verifier sends is refused, and that nothing of it is kept."""
     with (

@@ -43,13 +43,10 @@ def test_behind_a_copy_the_verifier_writes_on(copies: bool) -> None:
     assert (verifier.sessions[0].asked <= 4) is copies
 
 
-def test_a_drafter_with_nothing_to_say_leaves_the_word_to_the_verifier() -> None:
+def test_a_drafter_with_nothing_to_say_leaves_the_word_to_the_verifier_and_without_one_the_reply_ends() -> None:
     events, _ = run(FakeDrafter(SMALL, silent=True), FakeVerifier(BIG), NeverGate(), extra=7)
     assert ids(events) == alone(BIG, 30)
     assert {token.source for token in tokens(events)} == {Source.VERIFIER}
-
-
-def test_nobody_with_anything_to_say_ends_the_reply() -> None:
     events, summary = run(FakeDrafter(SMALL, silent=True), None)
     assert (events, summary.finish_reason) == ([], "stop")
 

@@ -57,12 +57,6 @@ def test_a_distribution_is_temperature_then_top_k_then_top_p(logits: np.ndarray,
     assert apart < 1e-4 or abs(len(got) - len(expected)) == 1
 
 
-def test_equal_logits_are_kept_in_order_of_id() -> None:
-    flat = np.zeros(5000, dtype=np.float32)
-    assert distribution(flat, Sampling(1.0, top_k=3, top_p=1.0)).ids.tolist() == [0, 1, 2]
-    assert distribution(flat, Sampling(1.0, top_k=10, top_p=0.45)).ids.tolist() == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=1), Sampling(1e-300), Sampling(1.0, top_p=1e-9)])
 def test_all_mass_on_the_most_probable_token(sampling: Sampling) -> None:
     logits = np.array([0.0, 3.0, -2.0, 2.9], dtype=np.float32)

@@ -45,14 +45,6 @@ def test_streams_are_lines_and_say_how_much_was_verified(ask: Ask) -> None:
     assert whole.headers["x-edgellm-verified"] == "1.0000"
 
 
-def test_options_mean_what_they_mean_elsewhere(client: ollama.Client, ask: Ask) -> None:
-    sampled = {"temperature": 1.0, "seed": 7, "top_k": 20, "top_p": 0.9, "stop": ["\n"]}
-    wanted = ask("POST", "/v1/chat/completions", conversation(max_tokens=12, **sampled)).json["choices"][0]["message"]
-    done = client.chat(**ASKED, options={**sampled, "num_predict": 12})
-    assert done.message.content == wanted["content"]
-    assert client.chat(**ASKED, options={"num_predict": -1}).done_reason == "stop"
-
-
 def test_what_clients_ask_about_models(client: ollama.Client, own: LLM, ask: Ask) -> None:
     (listed,) = client.list().models
     (running,) = client.ps().models
