@@ -10,39 +10,39 @@ import numpy as np
 from edgellm.llm import LLM
 from edgellm.spec.gates.fitting import perplexity
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.rules import BudgetController, BudgetGate, Numbers, Rule, judge_at
+from edgellm.spec.gates.rules import BudgetController, BudgetGate, Rule, judge_at
+from edgellm.spec.protocols import GenerationState
+from edgellm.spec.types import Chunk, Decision
 from testkit.questions import Answers, Question, answered, reply_with
 
 _STEPS = 64  # thresholds between a share of 0 and of 1
 
 
-class HybridGate(Rule):
-    """Hybrid SLM and LLM inference (Hao et al. 2024): each token below a confidence threshold is offloaded.
+class HybridGate(BudgetGate):
+    """Hybrid SLM and LLM inference (Hao et al. 2024): each token below a confidence threshold is offloaded, which
+    follows the controller, so that the share of offloaded tokens stays the budget.
 
     It decides token by token, so its chunks have one token.
     """
 
-    def __init__(self, threshold: float) -> None:
-        super().__init__()
-        self._threshold = threshold
+    def __init__(self, profile: Profile, budget: float, controller: BudgetController) -> None:
+        @lru_cache(maxsize=_STEPS + 1)
+        def at(step: int) -> Rule:
+            threshold = float(np.quantile(profile.alone.tokens, step / _STEPS))
+            return Rule(lambda confidence, _: np.where(confidence < threshold, 1.0, 0.0))
 
-    def chances(self, confidence: Numbers, importance: Numbers) -> Numbers:  # noqa: ARG002
-        return np.where(confidence < self._threshold, 1.0, 0.0)
+        super().__init__(judge_at(lambda share: at(round(share * _STEPS)), controller), budget, controller)
+        self._counted = controller
 
-
-def hybrid_gate(profile: Profile, budget: float, controller: BudgetController) -> BudgetGate:
-    """Return the gate whose threshold follows `controller`, so that the share of offloaded tokens stays the budget."""
-
-    @lru_cache(maxsize=_STEPS + 1)
-    def at(step: int) -> Rule:
-        return HybridGate(float(np.quantile(profile.alone.tokens, step / _STEPS)))
-
-    return BudgetGate(judge_at(lambda share: at(round(share * _STEPS)), controller), budget, controller)
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
+        decision = super().decide(state, chunk)
+        self._counted.record(decision.offload)
+        return decision
 
 
 def hybrid_options(profile: Profile, budget: float, controller: BudgetController) -> dict[str, Any]:
     """Return the options of a reply by the hybrid gate; `controller` keeps the budget of tokens over all replies."""
-    return {"gamma": 1, "gate": hybrid_gate(profile, budget, controller)}
+    return {"gamma": 1, "gate": HybridGate(profile, budget, controller)}
 
 
 def hybrid(pair: LLM, profile: Profile, budget: float, cases: Sequence[Question]) -> Answers:

@@ -37,7 +37,8 @@ from edgellm.llm import LLM
 from edgellm.llm.pair_stats import find_profile, read_profile
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.synera import SyneraGate, i_th
+from edgellm.spec.gates.rules import Rule
+from edgellm.spec.gates.synera import above, i_th
 from edgellm.spec.protocols import GenerationState
 from edgellm.storage import fingerprint, resolve
 from edgellm.verifier.in_process import LocalVerifier
@@ -118,11 +119,11 @@ def profiled(made: PairName, cases: int, folder: Path, number: int, options: dic
     return number, file
 
 
-class Published(SyneraGate):
+class Published(Rule):
     """The paper's gate, whose thresholds alone keep its budget."""
 
     def __init__(self, profile: Profile, threshold: float, seed: int) -> None:
-        super().__init__(profile.c_th, threshold, seed, profile.usual_importance)
+        super().__init__(above(profile, threshold), seed, profile.usual_importance)
         self.layers = profile.terms.layers
 
 

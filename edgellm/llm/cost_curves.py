@@ -39,7 +39,7 @@ _PREFIX = 16  # positions in the context before a measured decode
 _ROUNDS = 12  # most rounds of measurements: fewer if all lengths took the same time twice
 _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
 _MAX_SECONDS = 3.0  # limit of a measurement, after which longer decodes are extrapolated
-_ORDER = (1, 4, 2, 8, 16, 32, 3, 6, 12, 24, 64, 48)  # lengths, the most informative first
+_ORDER = tuple(dict.fromkeys((1, 4, 2, 8, 16, 32, *KNOTS)))  # the most informative lengths come first
 _QUICK_SECONDS = 0.01  # seconds below which a decode is repeated
 SHARED = 0.5
 """Assumed share of waiting in decodes that shared the cores."""

@@ -1,7 +1,6 @@
 """The state of drafting with one verifier, kept from reply to reply: texts to copy from, draft policy, cost curve."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -17,8 +16,6 @@ from edgellm.spec.params import has
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.types import Ids
-
-_UNOPENED = 32  # latest replies that are remembered while nothing is copied
 
 
 class NgramRuntime:
@@ -37,7 +34,6 @@ class NgramRuntime:
         self._texts: list[tuple[str, str]] = []  # texts to tokenise
         self._lock = threading.RLock()  # Several threads may write replies.
         self._opened: DraftIndex | None = None
-        self._replies = deque[PastConversation](maxlen=_UNOPENED)  # replies before the index was opened
 
     @property
     def index(self) -> DraftIndex:
@@ -47,8 +43,6 @@ class NgramRuntime:
                 policy = DraftPolicy(curve := self.curve())
                 self._kept = curve.filled
                 self._opened = DraftIndex(policy, continues_word(self.model), cache(self.model.is_eog))
-                for conversation in self._replies:
-                    self._opened.add(conversation)
             texts, self._texts = self._texts, []
             end = [token] if (token := self.model.end_of_turn) is not None else []
             for question, reply in texts:
@@ -62,13 +56,10 @@ class NgramRuntime:
         self._texts += conversations
 
     def add(self, prompt: Ids, reply: Sequence[int]) -> None:
-        """Add a complete reply and its prompt."""
+        """Add a complete reply and its prompt, once anything is to be copied."""
         with self._lock:
-            conversation = PastConversation(prompt.tolist(), reply)
-            if self._opened is None:
-                self._replies.append(conversation)
-            else:
-                self._opened.add(conversation)
+            if self._opened is not None:
+                self._opened.add(PastConversation(prompt.tolist(), reply))
                 self._opened.index_pending()
 
     def begin(self, sources: Collection[str], grammar: ReplyGrammar | None = None) -> Retriever | None:

@@ -17,8 +17,8 @@ from edgellm.mesh.messages import MAX_LOGIT_BYTES, MAX_ROWS, StageAnswer
 from edgellm.mesh.pipeline import StageRecord
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, wait_for_result
 from edgellm.spec.sampling import GrammarState
-from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Verdict
-from edgellm.spec.verification import NOTHING, Judgement
+from edgellm.spec.types import GREEDY, NO_CHUNK, NO_IDS, Chunk, Floats, Verdict
+from edgellm.spec.verification import Judgement
 
 
 class MeshVerifier(Verifier):
@@ -99,7 +99,7 @@ class _Sequence:
         kept = request.draft.ids[: first.accepted]
         while first.accepted + len(tokens) <= request.extra and not self._verifier.is_eog(tokens[-1]):
             prefix = np.concatenate((request.prefix, kept, np.array(tokens, dtype=np.int32)))
-            found = self._judged(replace(request, prefix=prefix, draft=NOTHING))
+            found = self._judged(replace(request, prefix=prefix, draft=NO_CHUNK))
             tokens.append(int(found.tokens[0]))
             seconds, passes, logprobs = seconds + found.seconds, passes + 1, logprobs + found.logprobs
         return replace(

@@ -23,7 +23,7 @@ from edgellm.rpc.channel import HELLO, MAX_CHUNK, MAX_EXTRA
 from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.identity import DeviceID
-from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY, MIN_REPEAT, ReplyOptions
+from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MIN_REPEAT, ReplyOptions
 from edgellm.spec.protocols import HERE, Capabilities, Tenant, VerifyRequest
 from edgellm.spec.sampling import Choice, ModelSampling
 from edgellm.spec.types import NO_IDS, Chunk, Constraint, Ids, Logprobs, Penalties, Sampling, Verdict
@@ -105,7 +105,7 @@ def _write_penalties(penalties: Penalties) -> pb.Penalties:
 def _read_penalties(message: pb.Penalties) -> Penalties:
     amounts = {"repeat": message.repeat, "frequency": message.frequency, "presence": message.presence}
     for name, amount in amounts.items():
-        if not -MAX_PENALTY <= amount <= MAX_PENALTY or (name == "repeat" and amount < MIN_REPEAT):  # NaN fails, too
+        if not -MAX_BIAS <= amount <= MAX_BIAS or (name == "repeat" and amount < MIN_REPEAT):  # NaN fails, too
             refuse(f"The {name} penalty {amount} is invalid.")
     ids, bias = list(message.ids), list(message.bias)
     if len(ids) != len(bias) or len(ids) > MAX_BIASES or any(one >= other for one, other in pairwise(ids)):

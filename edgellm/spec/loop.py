@@ -24,10 +24,21 @@ from edgellm.isolation.child import POLL_SECONDS
 from edgellm.spec.protocols import Ahead, Drafter, Gate, GenerationState, Session, Verifier
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import ChannelSplitter
-from edgellm.spec.types import Channel, Chunk, Decision, Event, Explanation, Notice, Round, Source, Token, Verdict
+from edgellm.spec.types import (
+    NO_CHUNK,
+    Channel,
+    Chunk,
+    Decision,
+    Event,
+    Explanation,
+    Notice,
+    Round,
+    Source,
+    Token,
+    Verdict,
+)
 
 Piece: TypeAlias = Callable[[int], bytes]
-_NOTHING = Chunk()
 _UNDRAFTED = Decision(True, "nothing was drafted")
 _COPIED = Decision(True, "copied tokens are always verified")
 
@@ -68,7 +79,7 @@ class Verification:
         self._prefill: Future[Verdict] | None = None
         if announce and session is not None and session.ready():
             with suppress(VerifierUnavailable):  # The first verdict will raise the error.
-                self._prefill = session.submit(state.ids, Chunk())
+                self._prefill = session.submit(state.ids, NO_CHUNK)
 
     def unavailable(self) -> Decision | None:
         """Return why no verdict can be asked for now: the verifier is missing, away or busy."""
@@ -185,7 +196,7 @@ class NoDrafter(Drafter):
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:  # noqa: ARG002
         """Return an empty chunk."""
-        return _NOTHING
+        return NO_CHUNK
 
 
 def generate(
@@ -248,7 +259,7 @@ def _rounds(
                 return
             gamma, began = min(state.limits.gamma, state.tokens_left), perf_counter()
             chunk = _drafted(state, drafter, gamma)
-            decision = verification.unavailable() or _decide(state, chunk, drafter, gate)
+            decision = verification.unavailable() or _decide(state, chunk, drafter, gate, stats)
             asked = perf_counter()
             verdict = verification.verify(chunk, ahead) if decision.offload else None
             if verdict is None:
@@ -286,13 +297,17 @@ def _drafted(state: GenerationState, drafter: Drafter, gamma: int) -> Chunk:
     if state.rules.grammar is None:
         return chunk
     n = state.rules.grammar.follows(state.ids, chunk.ids)
-    return chunk.part(0, n) if n else _NOTHING
+    return chunk.part(0, n) if n else NO_CHUNK
 
 
-def _decide(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate) -> Decision:
+def _decide(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate, stats: Summary) -> Decision:
     if not len(chunk):
         return _UNDRAFTED
-    return _COPIED if drafter.needs_verdict else gate.decide(state, chunk)
+    if drafter.needs_verdict:
+        return _COPIED
+    decision = gate.decide(state, chunk)
+    stats.decide(decision)
+    return decision
 
 
 def merge(chunk: Chunk, verdict: Verdict | None, number: int = 0, piece: Piece = lambda _: b"") -> list[Token]:

@@ -61,21 +61,21 @@ _RULES, _SYNERA = "edgellm.spec.gates.rules", "edgellm.spec.gates.synera"
 
 
 class GateKind(NamedTuple):
-    """A gate: the chunks that it chooses to verify; the place of its `Rule`, which keeps a budget; the budget that it
-    stands for; and whether it needs importance."""
+    """A gate: the chunks that it chooses to verify; the place of the function that makes `Chances` from a profile and a
+    share, which keeps a budget; the budget that the gate stands for; and whether it needs importance."""
 
     text: str
-    rule: str = ""
+    chances: str = ""
     stands_for: float | None = None
     importance: bool = False
 
 
 GATES = {
     "auto": GateKind("chunks whose verdict saves the reply, by the pair's profile"),
-    "synera": GateKind("the paper's gate: confidence, then importance", f"{_SYNERA}:SyneraGate", importance=True),
-    "confidence": GateKind("chunks of low confidence", f"{_RULES}:ConfidenceGate"),
-    "importance": GateKind("chunks that later tokens attend to", f"{_SYNERA}:ImportanceGate", importance=True),
-    "random": GateKind("chunks at random", f"{_RULES}:RandomGate"),
+    "synera": GateKind("the paper's gate: confidence, then importance", f"{_SYNERA}:by_both", importance=True),
+    "confidence": GateKind("chunks of low confidence", f"{_RULES}:by_confidence"),
+    "importance": GateKind("chunks that later tokens attend to", f"{_SYNERA}:by_importance", importance=True),
+    "random": GateKind("chunks at random", f"{_RULES}:at_random"),
     "always": GateKind("every chunk", stands_for=1.0),
     "never": GateKind("no chunk", stands_for=0.0),
 }
@@ -96,23 +96,24 @@ DEFAULT_SOURCES = ("context", "history", "schema")
 ANY_TOOL = "*"
 """The `tool_choice` for a call of any tool, which the model decides."""
 MAX_STOPS, MAX_STOP_LENGTH, MAX_LOGPROBS = 16, 500, 20
-MIN_REPEAT, MAX_PENALTY, MAX_BIAS, MAX_BIASES = 0.01, 100.0, 100.0, 1024
+MAX_BIAS, MAX_BIASES = 100.0, 1024
+"""The most that a penalty or a bias changes a logit by, and the most biased tokens."""
+MIN_REPEAT = 1.0 / MAX_BIAS
 CHUNK = 4
 """Drafted tokens in a chunk if everything is verified, or nothing."""
 BUDGET_CHUNK = 2
 """The same under a budget: with small chunks the budget goes to wrong tokens, not to their neighbours."""
-_SHARE = (0.0, 1.0, "a number from 0 to 1, such as 0.8")
-_PENALTY = (-MAX_PENALTY, MAX_PENALTY, f"a number from {-MAX_PENALTY:g} to {MAX_PENALTY:g}")
+_PENALTY = (-MAX_BIAS, MAX_BIAS, f"a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
 _NUMBERS = {
     "temperature": (0.0, sys.float_info.max, "0 (greedy) or a positive number"),
     "top_p": (sys.float_info.min, 1.0, "a number above 0 and up to 1; 1 switches it off"),
-    "min_p": (0.0, 1.0, "a number from 0 to 1, such as 0.05"),
     "repeat_penalty": (
-        MIN_REPEAT, MAX_PENALTY,
-        f"a number from {MIN_REPEAT} to {MAX_PENALTY:g}, such as 1.1; 1 switches it off",
+        MIN_REPEAT, MAX_BIAS, f"a number from {MIN_REPEAT} to {MAX_BIAS:g}, such as 1.1; 1 switches it off"
     ),
-    "frequency_penalty": _PENALTY, "presence_penalty": _PENALTY, "confidence_threshold": _SHARE,
-    "exit_threshold": _SHARE, "budget": (0.0, 1.0, "a share from 0 to 1, such as 0.2"),
+    "frequency_penalty": _PENALTY, "presence_penalty": _PENALTY,
+    **dict.fromkeys(
+        ("min_p", "confidence_threshold", "exit_threshold", "budget"), (0.0, 1.0, "a number from 0 to 1, such as 0.2")
+    ),
     "logprobs": (0, MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"),
 }  # fmt: skip
 """The least and the largest value of numbers, and their ranges in words."""
@@ -258,14 +259,14 @@ class ReplyOptions:
 
     def _check_budget(self) -> None:
         kind = GATES[self.gate] if isinstance(self.gate, str) else None
-        lossless = self.budget is None and kind is not None and not kind.rule
+        lossless = self.budget is None and kind is not None and not kind.chances
         if self.drafter is not None and kind is not None and not lossless:
             raise InvalidOption(
                 f"The gate {self.gate} with the budget {self.budget} only handles chunks of the draft model.",
                 "With a custom drafter, leave the budget out or give a custom gate as well.",
             )
         if self.budget is None:
-            if kind is not None and kind.rule and self.gate != "confidence":
+            if kind is not None and kind.chances and self.gate != "confidence":
                 raise InvalidOption(f"The gate {self.gate} needs a budget.", "Give one, such as 0.2.")
             return
         if kind is None or kind.stands_for not in (None, self.budget):

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 import numpy as np
 
 from edgellm.engine import ShouldStop, never
+from edgellm.engine.hardware import N_BATCH
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.isolation.child import POLL_SECONDS
 from edgellm.spec.ngram.sources import ContextLookup, Cursor
 from edgellm.spec.sampling import WHOLE_ROWS, Choice, GrammarState, ReplyGrammar
 from edgellm.spec.types import (
     GREEDY,
+    NO_CHUNK,
     NO_IDS,
     Channel,
     Chunk,
@@ -173,7 +175,6 @@ class GenerationState:
 
 
 T = TypeVar("T")
-_LONG = 512  # new tokens of a prefix from which on its reading is reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +265,7 @@ class Session:
 
         def stopped() -> bool:
             asked = self._asked
-            if self._report is not None and asked is not None and len(asked.prefix) - asked.cached > _LONG:
+            if self._report is not None and asked is not None and len(asked.prefix) - asked.cached > N_BATCH:
                 told, self._told = self._told, max(asked.computed, asked.cached)
                 if told != self._told:
                     self._report(asked.cached, self._told, len(asked.prefix))
@@ -318,7 +319,7 @@ class Drafter(ABC):
 
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
         """Return the part of `chunk` that may stand without a verdict: nothing if `needs_verdict`."""
-        return Chunk() if self.needs_verdict else chunk
+        return NO_CHUNK if self.needs_verdict else chunk
 
     def observe(self, state: GenerationState, turn: Round) -> None:
         """Observe a finished round, whose tokens are about to be committed."""

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from edgellm.spec.gates.rules import BudgetController
-from edgellm.spec.types import UNVERIFIED, Channel, Round, Source, Token, TryingCost
+from edgellm.spec.types import UNVERIFIED, Channel, Decision, Round, Source, Token, TryingCost
 
 _VERIFIED_SOURCES = frozenset(Source) - UNVERIFIED
 _ACCEPTED_SOURCES = frozenset({Source.ACCEPTED, Source.RETRIEVED})
@@ -69,10 +69,15 @@ class Summary:
         self, controller: BudgetController | None = None, guessed: Guesses | None = None,
         copied: dict[str, int] | None = None, trying: Callable[[], TryingCost] | None = None,
     ) -> None:  # fmt: skip
-        """Also report statistics kept elsewhere: the budget controller, the predicted verdicts, accepted copies by
-        source, and the cost of trying."""
+        """Also report statistics kept elsewhere: the budget `controller`, which is told the decisions, the predicted
+        verdicts, accepted copies by source, and the cost of trying."""
         self._controller, self._guessed, self._trying = controller, guessed or Guesses(), trying
         self._copied = copied if copied is not None else {}
+
+    def decide(self, decision: Decision) -> None:
+        """Count a gate's decision."""
+        if self._controller is not None:
+            self._controller.record(decision.offload)
 
     def observe(self, turn: Round, channel: Channel) -> None:
         """Observe a finished round, whose tokens are about to be yielded; it began in `channel`."""

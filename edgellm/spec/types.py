@@ -188,6 +188,9 @@ class Chunk:
         )  # fmt: skip
 
 
+NO_CHUNK = Chunk()
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """The likeliest next token behind each position from `start` on: `ids` and `probs`, shapes (n,)."""

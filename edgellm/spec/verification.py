@@ -18,7 +18,7 @@ from edgellm.engine import LazyLogits, Rows, in_blocks, known
 from edgellm.errors import EngineFailed
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.sampling import ReplyGrammar, distribution, draw, logprobs, penalised
-from edgellm.spec.types import NO_IDS, Chunk, Ids, Logprobs, Sampling, Verdict
+from edgellm.spec.types import NO_CHUNK, NO_IDS, Chunk, Ids, Logprobs, Sampling, Verdict
 
 
 def judge(
@@ -92,9 +92,6 @@ def plausible(chunk: Chunk, rows: Rows, accepted: int) -> tuple[bool, ...]:
     return tuple(found)
 
 
-NOTHING = Chunk()
-
-
 @dataclass(slots=True, eq=False)
 class Judgement:
     """The partial verdict on a request: `ids` are all tokens before the `remaining` part of the draft, and `passes`
@@ -148,7 +145,7 @@ class Judgement:
             if request.logprobs is not None and len(kept):
                 self.logprobs.extend(logprobs(known(rows, len(kept)), kept, request.logprobs))
             self.ids = np.concatenate((self.ids, kept))
-            self.remaining = self.remaining.part(drafted + 1, len(self.remaining)) if continues else NOTHING
+            self.remaining = self.remaining.part(drafted + 1, len(self.remaining)) if continues else NO_CHUNK
         return needs_pass
 
     def verdict(self) -> Verdict:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from time import perf_counter
 
 from edgellm.engine.speculators.speculator import Speculator
+from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.drafters.speculator import draft
 from edgellm.spec.drafting.policy import EXPLORATION, Arm, ModelArm
-from edgellm.spec.types import Chunk
-from edgellm.spec.verification import NOTHING
+from edgellm.spec.protocols import GenerationState
+from edgellm.spec.types import NO_CHUNK, Chunk
 from edgellm.verifier.scheduler import Job
 
 _WEIGHT = 0.2  # weight of the last pass in the seconds of a drafted token
@@ -54,14 +55,13 @@ class ExtraDrafts:
         """Return a draft of up to all but the last of `job`'s remaining extra tokens; none if drafts do not pay."""
         left, self._drafting = job.request.extra - job.accepted - len(job.tokens), 0.0
         if left < 1 or not self._choice.second():
-            return NOTHING
+            return NO_CHUNK
         plain = self._choice.arms[0].pace
         floor = self._token_seconds / plain if plain else 0.0
         began = perf_counter()
-        chunk = draft(
-            self._speculator, job.ids, min(left, self._longest), job.request.sampling, self._is_eog,
-            [floor] * (left + 1), job.slot,
-        )  # fmt: skip
+        state = GenerationState(job.ids, job.request.sampling)
+        builder = ChunkBuilder(state, min(left, self._longest), floors=[floor] * left)
+        chunk = draft(self._speculator, state, builder, self._is_eog, job.slot)
         self._drafting = perf_counter() - began
         return chunk
 

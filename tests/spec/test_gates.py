@@ -15,10 +15,13 @@ from edgellm.spec.gates.fitting import Chunks, alpha_of, auc, build, evidence, f
 from edgellm.spec.gates.profile import NAMES, TOKENS, FittedJudge, Logistic, Policy, Profile, ProfileTerms
 from edgellm.spec.gates.prompt_difficulty import difficulty_of, fit_difficulty
 from edgellm.spec.gates.rules import HORIZON, BudgetController, BudgetGate, NeverGate, choose, judge_at, p_conf
-from edgellm.spec.gates.synera import ImportanceGate
+from edgellm.spec.gates.synera import by_importance
 from edgellm.spec.params import GATES, ReplyOptions
+from edgellm.spec.protocols import GenerationState
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk
-from tests.spec.fakes import at
+from tests.spec.fakes import FakeDrafter, FakeVerifier, at
+from tests.spec.running import BIG, PROMPT, SMALL, going
 
 RNG = np.random.default_rng(3)
 CONFIDENCE, IMPORTANCE = tuple(RNG.beta(5, 1, 100).tolist()), tuple(RNG.uniform(0.1, 0.4, 100).tolist())
@@ -73,7 +76,7 @@ def test_p_conf_is_the_papers_equation(c: float, c_th: float, expected: float) -
 
 def test_the_share_of_chunks_offloaded_is_p_conf_and_the_draws_can_be_repeated() -> None:
     def offloaded(seed: int) -> list[bool]:
-        gate = rules.ConfidenceGate(0.6, seed)
+        gate = rules.Rule(rules.below(0.6), seed)
         return [gate.judge(of(0.75, 0.85, 0.95), written).offload for written in range(4000)]
 
     assert np.mean(offloaded(3)) == pytest.approx(p_conf(0.85, 0.6), abs=0.03)
@@ -89,6 +92,7 @@ def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str,
         choice = chosen(gate, budget, controller)
         for place in range(10):
             decision = choice.gate.decide(at(place, 10), drafted(rng, ahead=4 * (place % 3 == 1)))
+            controller.record(decision.offload)
             assert not (decision.offload and place >= 8)
     assert controller.share == pytest.approx(budget, abs=0.03)
 
@@ -113,8 +117,12 @@ def test_a_gate_of_your_own_is_counted_and_names_its_layers() -> None:
 
     controller = BudgetController()
     own = choose(ReplyOptions(gate=Own()), 1, profile=None, controller=controller)
-    own.gate.decide(at(0), drafted(RNG))
-    assert (controller.decided, controller.share, own.layers) == (1, 0.0, (1, 2))
+    assert (own.layers, own.controller) == ((1, 2), controller)
+    stats = Summary()
+    stats.count_with(controller)
+    list(going(GenerationState(PROMPT), FakeDrafter(SMALL), FakeVerifier(BIG), own.gate, stats=stats))
+    assert controller.decided == stats.chunks > 0
+    assert controller.share == stats.share_offloaded == 0.0
 
 
 def test_what_is_owed_is_paid_back() -> None:
@@ -124,14 +132,17 @@ def test_what_is_owed_is_paid_back() -> None:
     for offloaded, wanted in ((100, 0.0), (0, 1.0)):
         controller = BudgetController(100, offloaded)
         assert controller.target_share(0.6) == wanted
-        gate = BudgetGate(judge_at(lambda share: rules.RandomGate(share, 1), controller), 0.6, controller)
+        gate = BudgetGate(
+            judge_at(lambda share: rules.Rule(rules.at_random(None, share), 1), controller), 0.6, controller
+        )
         assert gate.decide(at(0), drafted(RNG)).offload == wanted
 
 
 def test_importance_that_was_not_measured_counts_as_the_usual_one() -> None:
     chunk = drafted(RNG, ahead=4)
-    assert not ImportanceGate(0.2, 1).judge(chunk, 0).offload
-    assert ImportanceGate(0.2, 1, usual_importance=0.3).judge(chunk, 0).offload
+    rule = by_importance(PROFILE, 0.5)
+    assert not rules.Rule(rule, 1).judge(chunk, 0).offload
+    assert rules.Rule(rule, 1, usual_importance=0.5).judge(chunk, 0).offload
 
 
 def spend(profiled: np.ndarray, scores: np.ndarray, budget: float) -> list[bool]:
@@ -143,6 +154,7 @@ def spend(profiled: np.ndarray, scores: np.ndarray, budget: float) -> list[bool]
         doubt = score / (1.0 - score) - 1.0  # The gate takes its logarithm.
         gate = BudgetGate(FittedJudge(made, budget, place), budget, controller)
         found.append(gate.decide(at(0), of(math.exp(-doubt))).offload)
+        controller.record(found[-1])
     return found
 
 

@@ -18,7 +18,7 @@ from edgellm.spec.drafters import parallel
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ParallelDrafter, alternatives, choose_branches, predict_verdicts
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
-from edgellm.spec.gates.rules import AlwaysGate, RandomGate
+from edgellm.spec.gates.rules import AlwaysGate, Rule, at_random
 from edgellm.spec.protocols import DraftRules, Gate, GenerationLimits, GenerationState, Session, VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Ids, Sampling, Source, Token, Verdict
 from edgellm.verifier.in_process import LocalVerifier
@@ -194,7 +194,7 @@ def test_it_changes_nothing(models: tuple[Model, Model], prompts: list[Ids], sam
 
 
 def test_drafts_taken_over_are_marked_where_nobody_checks_them(models: tuple[Model, Model], prompts: list[Ids]) -> None:
-    gate = RandomGate(0.5, seed=1)
+    gate = Rule(at_random(None, 0.5), seed=1)
     sources = set()
     for prompt in prompts:
         wanted, _ = write(models, prompt, gate)

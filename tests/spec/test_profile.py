@@ -13,8 +13,8 @@ from edgellm.llm.profiling import PairProfiler
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.fitting import Run, build
 from edgellm.spec.gates.profile import NAMES, FittedJudge, Profile, ProfileTerms, WordWeights
-from edgellm.spec.gates.rules import Rule, p_conf
-from edgellm.spec.gates.synera import ImportanceGate, SyneraGate
+from edgellm.spec.gates.rules import Chances, p_conf
+from edgellm.spec.gates.synera import by_both, by_importance
 from edgellm.spec.protocols import GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk, Ids
 from edgellm.verifier.in_process import LocalVerifier
@@ -119,13 +119,12 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget", [0.1, 0.4])
 def test_thresholds_give_the_budget_as_the_whole_gates_share(profile: Profile, budget: float) -> None:
-    def share(gate: Rule) -> float:
-        chances = gate.chances(np.array(profile.alone.confidence), np.array(profile.alone.importance))
-        return float(chances.mean())
+    def share(chances: Chances) -> float:
+        return float(chances(np.array(profile.alone.confidence), np.array(profile.alone.importance)).mean())
 
     reachable = np.mean([p_conf(c, profile.c_th) for c in profile.alone.confidence])
-    assert share(SyneraGate.at_share(profile, budget, 3)) == pytest.approx(min(budget, reachable), abs=0.03)
-    assert share(ImportanceGate.at_share(profile, budget, 3)) == pytest.approx(budget, abs=0.03)
+    assert share(by_both(profile, budget)) == pytest.approx(min(budget, reachable), abs=0.03)
+    assert share(by_importance(profile, budget)) == pytest.approx(budget, abs=0.03)
 
 
 def test_the_gate_judges_a_chunk_by_its_prompt_as_long_as_the_profile_has_words(profile: Profile) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from edgellm.engine import Context, ContextSpec, Message, Model, ModelFile
 from edgellm.engine.model import LoadSpec
+from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.drafters.speculator import SpeculatorDrafter, draft
 from edgellm.spec.protocols import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
@@ -89,15 +90,16 @@ def test_a_chunk_ends_where_further_tokens_do_not_pay(architectures: Architectur
         ids = model.chat_prompt([Message("user", QUESTION)])
         context.decode(ids[:-1])
 
-        layer = context.speculator
+        layer, state = context.speculator, GenerationState(ids)
 
         def drafted(gamma: int, pays: int = 99) -> int:
             """Return the length of a chunk of which so many tokens pay."""
-            return len(draft(layer, ids, gamma, GREEDY, model.is_eog, [0.0] * pays + [1.1] * gamma))
+            chunk = ChunkBuilder(state, gamma, floors=[0.0] * (pays - 1) + [1.1] * gamma)
+            return len(draft(layer, state, chunk, model.is_eog))
 
-        assert [drafted(gamma) for gamma in (0, 1, 5)] == [0, 1, 5]
+        assert [drafted(gamma) for gamma in (1, 5)] == [1, 5]
         assert [drafted(5, pays) for pays in (1, 3)] == [1, 3]
-        assert len(draft(layer, ids, 5, GREEDY, lambda _token: True, [])) == 1
+        assert len(draft(layer, state, ChunkBuilder(state, 5), lambda _token: True)) == 1
 
 
 def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Architectures, verify: Verify) -> None:

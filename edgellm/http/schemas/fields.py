@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchem
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from edgellm.http.schemas.errors import invalid_request
-from edgellm.spec.params import MAX_PENALTY, MAX_STOP_LENGTH, MAX_STOPS, MIN_REPEAT
+from edgellm.spec.params import MAX_BIAS, MAX_STOP_LENGTH, MAX_STOPS, MIN_REPEAT
 
 MAX_TOKENS = 2**20
 MAX_TEXT = 2**22
@@ -62,10 +62,10 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 """A whole number, which some clients write as 4.0."""
 MostTokens = Annotated[int, BeforeValidator(_most_tokens), Field(ge=1)]
 """The longest reply in tokens: -1, or more than any context, means as many as fit."""
-Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+Penalty = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 Repeat = Annotated[
-    float, _nearest(MIN_REPEAT, MAX_PENALTY), _if_number(lambda value: 1.0 if value <= 0 else value),
-    Field(ge=MIN_REPEAT, le=MAX_PENALTY),
+    float, _nearest(MIN_REPEAT, MAX_BIAS), _if_number(lambda value: 1.0 if value <= 0 else value),
+    Field(ge=MIN_REPEAT, le=MAX_BIAS),
 ]  # fmt: skip
 Stop = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
 Stops = Annotated[Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None, BeforeValidator(_without_empty)]

@@ -16,7 +16,7 @@ from edgellm.spec.ngram.sources import MIN_MATCH, Cursor
 from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.sampling import distribution, draw, penalised
-from edgellm.spec.types import NO_FLOATS, Chunk, ContextMatch, Floats, Ids, Round, Sampling, Verdict
+from edgellm.spec.types import NO_CHUNK, NO_FLOATS, Chunk, ContextMatch, Floats, Ids, Round, Sampling, Verdict
 
 if TYPE_CHECKING:
     from edgellm.spec.drafters.importance import AttentionMeter
@@ -184,7 +184,6 @@ class ModelDrafter(Drafter):
         self._context.close()
 
 
-_NOTHING = Chunk()
 _REST_STEP, _MOST_REST = 2, 5
 """For every two rounds in a row without a lookup, one more round is skipped, up to five: a skipped round costs next to
 nothing even beside a decode of a tiny model."""
@@ -228,7 +227,7 @@ class HybridDrafter(Drafter):
             return Chunk(reason="other replies are being written" if state.explain else "")
         if self._rest and not state.explain:
             self._rest -= 1
-            return _NOTHING
+            return NO_CHUNK
         policy, copies, began = self._policy, self._copies, perf_counter()
         known = copies.follow(state.committed)
         looks = known >= 0 and policy.looks(known)
@@ -243,7 +242,7 @@ class HybridDrafter(Drafter):
         if asks and self._model is not None:
             return self._drafted(self._model, state, min(self._gamma, bid.asks), gamma, reason)
         self._rest = 0 if looks else min(self._unknown // _REST_STEP, _MOST_REST)
-        return offer.chunk(bid.copies, reason) if bid.copies or reason else _NOTHING
+        return offer.chunk(bid.copies, reason) if bid.copies or reason else NO_CHUNK
 
     def _drafted(self, model: Drafter, state: GenerationState, asks: int, gamma: int, reason: str) -> Chunk:
         """Return the part of the model's draft that pays, continued by copies if all of it does."""
@@ -268,7 +267,7 @@ class HybridDrafter(Drafter):
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
         """Return the draft model's tokens, drafted now if `chunk` is a copy."""
         if self._model is None or self.needs_verdict:
-            return _NOTHING
+            return NO_CHUNK
         gamma = min(gamma, self._gamma)
         copied = chunk.retrieved or not len(chunk)
         own = self._model.propose(state, gamma) if copied else chunk.part(0, len(chunk) - chunk.tail)

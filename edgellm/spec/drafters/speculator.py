@@ -1,45 +1,26 @@
 """Drafts of the verifier's speculator: its MTP layer, or an EAGLE-3 head beside it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import numpy as np
-
-from edgellm.engine import Top2, top2
+from edgellm.engine import top2
 from edgellm.engine.speculators.speculator import Speculator
+from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.protocols import Drafter, GenerationState, Verifier
-from edgellm.spec.sampling import distribution, draw, penalised
-from edgellm.spec.types import Chunk, Ids, Sampling
+from edgellm.spec.types import NO_CHUNK, Chunk
 
 
 def draft(
-    speculator: Speculator, prefix: Ids, gamma: int, sampling: Sampling, is_eog: Callable[[int], bool],
-    floors: Sequence[float], seq: int = 0,
-) -> Chunk:  # fmt: skip
-    """Return up to `gamma` tokens after `prefix` (n,), of which the verifier's context has all but the last decoded;
-    none where it has not.
-
-    The chunk ends at an end-of-generation token, and where the product of its confidences falls below the entry of
-    `floors` for the next place.
-    """
-    logits = speculator.predict(prefix, seq) if gamma > 0 else None
+    speculator: Speculator, state: GenerationState, chunk: ChunkBuilder, is_eog: Callable[[int], bool], seq: int = 0
+) -> Chunk:
+    """Return `chunk`, filled by the speculator up to a token that ends the turn. It is empty where the verifier's
+    context has not decoded all of the text in `state` but the last token."""
+    logits = speculator.predict(state.ids, seq)
     if logits is None:
-        return Chunk()
-    ids: list[int] = []
-    facts: list[Top2] = []
-    alive = 1.0
+        return NO_CHUNK
     while True:
-        if sampling.penalties is not None:
-            text = np.concatenate((prefix, np.array(ids, dtype=np.int32)))
-            logits = penalised(logits, text, sampling.penalties)
-        facts.append(top2(logits))
-        token = facts[-1].id
-        if not sampling.greedy:
-            token = draw(distribution(logits, sampling), sampling.seed, len(prefix) + len(ids))
-        ids.append(token)
-        alive *= facts[-1].p1
-        if len(ids) == gamma or is_eog(token) or (len(ids) < len(floors) and alive < floors[len(ids)]):
-            confidence = np.array([fact.p1 for fact in facts], np.float32)
-            return Chunk(np.array(ids, np.int32), confidence, confidence - np.array([f.p2 for f in facts], np.float32))
+        token = chunk.add(logits, top2(logits))
+        if chunk.full() or is_eog(token):
+            return chunk.build()
         logits = speculator.follow(token, seq)
 
 
@@ -62,8 +43,10 @@ class SpeculatorDrafter(Drafter):
         pay."""
         floors = state.rules.floors()
         if self._speculator is None or (floors and floors[0] >= 1.0):
-            return Chunk()
-        return draft(self._speculator, state.ids, min(gamma, state.tokens_left), state.sampling, self._is_eog, floors)
+            return NO_CHUNK
+        # A chunk ends where the next token would not pay.
+        chunk = ChunkBuilder(state, min(gamma, state.tokens_left), floors=floors[1:])
+        return draft(self._speculator, state, chunk, self._is_eog)
 
     def end(self) -> None:
         """Give the speculator back with the verifier's context."""

@@ -24,7 +24,7 @@ import numpy as np
 from edgellm.engine import Context, Model, top2
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter
 from edgellm.spec.protocols import GenerationState
-from edgellm.spec.types import Chunk, Floats, Ids, Penalties
+from edgellm.spec.types import NO_CHUNK, Chunk, Floats, Ids, Penalties
 
 LEAST_SHARE = 0.5
 """Below this share of common tokens, greedy drafts are translated as text."""
@@ -147,7 +147,7 @@ class TranslatedDrafter(ModelDrafter):
         prefix = self._prefix(state)
         gamma = self._room(prefix, gamma)
         if prefix is None or gamma < 1:
-            return Chunk()
+            return NO_CHUNK
         sampling, floors = replace(state.sampling, penalties=None), state.rules.floors()
         if sampling.greedy and self._translation.by_text:
             return self._by_text(ChunkBuilder(state, gamma, sampling=sampling, floors=floors), prefix).part(0, gamma)
@@ -161,7 +161,7 @@ class TranslatedDrafter(ModelDrafter):
         prefix = self._prefix(state)
         gamma = self._room(prefix, gamma)
         if prefix is None or state.rules.prompt is None or gamma < 1:
-            return Chunk()
+            return NO_CHUNK
         if state.rules.grammar is not None:
             return self._by_token(ChunkBuilder(state, gamma), prefix)
         sampling = replace(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import ProfileUnusable, StateDamaged
+from edgellm.spec.drafting.cost_curve import MAX_DRAFT
 from edgellm.spec.params import has, mechanism
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Decision, Ids
@@ -17,7 +18,6 @@ Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
 
 VERSION = 8
-_GAMMA_MOST = 1024
 
 NAMES = (
     "doubt of the mean",  # -log of the mean confidence: the paper's c
@@ -191,7 +191,7 @@ def _parse(found: dict[str, object]) -> Profile:
         raise ValueError("measurements are missing")
     if len(profile.difficulty.tokens) != len(profile.difficulty.weights):
         raise ValueError("the tokens of prompts are not as many as their weights")
-    if not 1 <= profile.terms.gamma <= _GAMMA_MOST:
+    if not 1 <= profile.terms.gamma <= MAX_DRAFT:
         raise ValueError(f"gamma is {profile.terms.gamma}")
     n = len(NAMES)
     for predictor, wide in ((profile.rejected, n), *((policy.continuation, n + 1) for policy in profile.policies)):

@@ -12,7 +12,6 @@ import numpy as np
 from edgellm.spec.gates.profile import Matrix, Vector, WordWeights
 from edgellm.spec.types import Ids
 
-_PENALTY = 1.0  # weight of squared weights
 _MIN_PROMPTS = 2  # prompts with a token before the token is weighed
 _MAX_TOKENS = 4096  # weighed tokens: the most common ones
 
@@ -40,10 +39,11 @@ def fit_difficulty(prompts: Sequence[Ids | Sequence[int]], wrong: Vector) -> tup
         return WordWeights(usual, usual, usual), np.full(len(words), usual)
     has: Matrix = np.array([np.isin(tokens, own, assume_unique=True) / np.sqrt(max(1, len(own))) for own in words])
     left, strength, right = np.linalg.svd(has, full_matrices=False)
-    shares = strength**2 / (strength**2 + _PENALTY)
+    penalised = strength**2 + 1.0
+    shares = strength**2 / penalised
     along = left.T @ (wrong - usual)
     fitted, own_share = left @ (shares * along), (left**2) @ shares
     unseen: Vector = usual + (fitted - own_share * (wrong - usual)) / (1.0 - own_share)  # This is leave-one-out.
-    weights = right.T @ (strength / (strength**2 + _PENALTY) * along)
+    weights = right.T @ (strength / penalised * along)
     bounds = round(usual, 5), round(float(unseen.min()), 5), round(float(unseen.max()), 5)
     return WordWeights(*bounds, tuple(tokens.tolist()), tuple(np.round(weights, 5).tolist())), unseen

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Self, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from edgellm.spec.gates.profile import draw
 from edgellm.spec.params import CHUNK, GATES, ReplyOptions, load
 from edgellm.spec.protocols import Gate, GenerationState
-from edgellm.spec.types import Chunk, Decision, Round
+from edgellm.spec.types import Chunk, Decision
 
 if TYPE_CHECKING:
     from edgellm.spec.gates.profile import Profile
@@ -46,22 +45,17 @@ class NeverGate(Gate):
         return _NEVER
 
 
+Chances: TypeAlias = Callable[[Numbers, Numbers], Numbers]
+"""A function from the mean confidence and importance of chunks, (n,) each, to their chances to be verified, (n,)."""
+
+
 class Rule(Gate):
     """A gate that verifies a chunk with a chance by its mean confidence and importance. The draw depends on the seed
     and on the place in the reply alone, so that a run can be repeated."""
 
-    def __init__(self, seed: int = 0, usual_importance: float = 0.0) -> None:
+    def __init__(self, chances: Chances, seed: int = 0, usual_importance: float = 0.0) -> None:
         """Draw by `seed`; chunks drafted ahead, which have no measured importance, have the usual one."""
-        self._seed, self._usual_importance = seed, usual_importance
-
-    @classmethod
-    def at_share(cls, profile: Profile, share: float, seed: int) -> Self:
-        """Return the rule that verifies this share, in (0, 1), of chunks like the profiled ones."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def chances(self, confidence: Numbers, importance: Numbers) -> Numbers:
-        """Return the chances to be verified (n,) of chunks by their mean confidence and importance, (n,) each."""
+        self.chances, self._seed, self._usual_importance = chances, seed, usual_importance
 
     def judge(self, chunk: Chunk, place: int) -> Decision:
         """Return the decision on `chunk`; its draw depends on the seed and `place`."""
@@ -77,36 +71,21 @@ class Rule(Gate):
         return self.judge(chunk, state.written)
 
 
-class RandomGate(Rule):
-    """A gate that verifies any chunk with the budget as its chance."""
-
-    def __init__(self, budget: float, seed: int = 0) -> None:
-        super().__init__(seed)
-        self._budget = budget
-
-    @classmethod
-    def at_share(cls, profile: Profile, share: float, seed: int) -> Self:  # noqa: ARG003
-        return cls(share, seed)
-
-    def chances(self, confidence: Numbers, importance: Numbers) -> Numbers:  # noqa: ARG002
-        return np.full(np.shape(confidence), self._budget)
+def at_random(_profile: Profile | None, share: float) -> Chances:
+    """Return the rule of equal chances."""
+    return lambda confidence, _: np.full(np.shape(confidence), share)
 
 
-class ConfidenceGate(Rule):
-    """Synera's coarse filter (section 4.2): confident chunks stay here, the others go with probability P_conf."""
+def by_confidence(profile: Profile, share: float) -> Chances:
+    """Return Synera's coarse filter (section 4.2), which verifies this share, in (0, 1), of chunks like the profiled
+    ones: confident chunks stay here, the others go with probability P_conf."""
+    known = np.array(profile.alone.confidence)
+    return below(1.0 - solve(lambda doubt: float(p_conf(known, 1.0 - doubt).mean()), share, 0.0, 1.0))
 
-    def __init__(self, c_th: float, seed: int = 0) -> None:
-        """Always verify a chunk whose mean confidence is not above `c_th`."""
-        super().__init__(seed)
-        self._c_th = c_th
 
-    @classmethod
-    def at_share(cls, profile: Profile, share: float, seed: int) -> Self:
-        confidence = np.array(profile.alone.confidence)
-        return cls(1.0 - solve(lambda doubt: float(p_conf(confidence, 1.0 - doubt).mean()), share, 0.0, 1.0), seed)
-
-    def chances(self, confidence: Numbers, importance: Numbers) -> Numbers:  # noqa: ARG002
-        return p_conf(confidence, self._c_th)
+def below(c_th: float) -> Chances:
+    """Return the coarse filter that always verifies a chunk whose mean confidence is not above `c_th`."""
+    return lambda confidence, _: p_conf(confidence, c_th)
 
 
 @dataclass(slots=True)
@@ -173,26 +152,8 @@ class BudgetGate(Gate):
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
         written, most = state.answered, state.limits.max_tokens
         if written >= VERIFIED_SHARE * most:
-            decision = Decision(False, f"{written} of at most {most} tokens are written; the rest is not verified")
-        else:
-            decision = self._judge(state, chunk, self._controller.target_share(self._budget))
-        self._controller.record(decision.offload)
-        return decision
-
-
-class CountedGate(Gate):
-    """A gate without a budget, whose decisions are counted."""
-
-    def __init__(self, gate: Gate, controller: BudgetController) -> None:
-        self._gate, self._controller, self.layers = gate, controller, gate.layers
-
-    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
-        decision = self._gate.decide(state, chunk)
-        self._controller.record(decision.offload)
-        return decision
-
-    def observe(self, state: GenerationState, turn: Round) -> None:
-        self._gate.observe(state, turn)
+            return Decision(False, f"{written} of at most {most} tokens are written; the rest is not verified")
+        return self._judge(state, chunk, self._controller.target_share(self._budget))
 
 
 def p_conf(c: float | Numbers, c_th: float) -> Numbers:
@@ -222,8 +183,6 @@ DOUBT = 0.5
 """Below this confidence a token is more likely wrong than right, and drafts after it are wasted. A device that waits
 for its verifier should ask at once; otherwise a verdict on a whole chunk is worth more."""
 
-_STEPS = 64  # settings between the shares 0 and 1 that a gate is built for
-
 
 @dataclass(frozen=True, slots=True)
 class GateChoice:
@@ -251,31 +210,23 @@ def choose(
     `profile` is required if the options need one. `linked`: the verifier is across a link, so the device waits for it.
     """
     gate, budget, gamma = options.gate, options.budget, options.gamma or CHUNK
-
-    def counted(gate: Gate, reason: str) -> GateChoice:
-        return GateChoice(CountedGate(gate, controller), reason, gamma, gate.layers, controller)
-
     if not isinstance(gate, str):
-        return counted(gate, "a custom gate")
+        return GateChoice(gate, "a custom gate", gamma, gate.layers, controller)
     if budget is None and (budget := GATES[gate].stands_for) is None:
         if gate == "confidence":
-            return counted(
-                ConfidenceGate(options.confidence_threshold, seed), "a confidence threshold without a budget"
-            )
-        return counted(AlwaysGate(), "no budget is given, so everything is verified")
+            threshold = Rule(below(options.confidence_threshold), seed)
+            return GateChoice(threshold, "a confidence threshold without a budget", gamma, controller=controller)
+        return GateChoice(AlwaysGate(), "no budget is given, so everything is verified", gamma, controller=controller)
     if budget == 0.0:
         return GateChoice(NeverGate(), "nothing is verified, as requested", gamma)
     if budget == 1.0:
-        return counted(AlwaysGate(), "everything is verified, as requested")
-    if profile is None:
-        judge = judge_at(lambda share: RandomGate(share, seed), controller)
-        return GateChoice(
-            BudgetGate(judge, budget, controller), "chunks are chosen at random", gamma, controller=controller
-        )
-    gamma, reason = options.gamma or profile.terms.gamma, f"the {gate} gate, as requested"
-    if gate != "auto":
-        judge = judge_at(_gate_at_share(gate, profile, seed), controller)
-        layers = profile.terms.layers if GATES[gate].importance else ()
+        return GateChoice(AlwaysGate(), "everything is verified, as requested", gamma, controller=controller)
+    if profile is not None:
+        gamma = options.gamma or profile.terms.gamma
+    if gate != "auto" or profile is None:
+        judge = judge_at(_rule_at_share(gate, profile, seed), controller)
+        layers = profile.terms.layers if profile is not None and GATES[gate].importance else ()
+        reason = f"the {gate} gate, as requested"
         return GateChoice(BudgetGate(judge, budget, controller), reason, gamma, layers, controller)
     from edgellm.spec.gates.profile import FittedJudge
 
@@ -296,13 +247,12 @@ def evidence_of(profile: Profile, budget: float) -> str:
     return f"the fitted gate: {chosen}"
 
 
-def _gate_at_share(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
-    """Return a function from a share of chunks to the gate of that name which offloads it."""
-    kind = load(GATES[gate].rule)
+def _rule_at_share(gate: str, profile: Profile | None, seed: int) -> Callable[[float], Rule]:
+    """Return a function from a share of chunks to the rule of the gate of that name which offloads it."""
+    chances, usual = load(GATES[gate].chances), 0.0 if profile is None else profile.usual_importance
 
-    @lru_cache(maxsize=_STEPS + 1)
-    def at(step: int) -> Rule:
-        rule: Rule = kind.at_share(profile, step / _STEPS, seed)
-        return rule
+    @cache
+    def at(percent: int) -> Rule:
+        return Rule(chances(profile, percent / 100), seed, usual)
 
-    return lambda share: at(min(_STEPS, max(1, round(share * _STEPS))))
+    return lambda share: at(min(99, max(1, round(100 * share))))

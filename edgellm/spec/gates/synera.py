@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgellm.spec.gates.rules import Numbers, Rule, p_conf, solve
+from edgellm.spec.gates.rules import Chances, Numbers, p_conf, solve
 
 if TYPE_CHECKING:
     from edgellm.spec.gates.profile import Profile
 
 
-class ImportanceGate(Rule):
-    """The fine filter: chunks that later tokens attend to go with probability P_imp."""
-
-    def __init__(self, i_th: float, seed: int = 0, usual_importance: float = 0.0) -> None:
-        """Always verify a chunk whose mean importance is above `i_th`, and none at or below half of `i_th`."""
-        super().__init__(seed, usual_importance)
-        self._i_th = i_th
-
-    @classmethod
-    def at_share(cls, profile: Profile, share: float, seed: int) -> Self:
-        return cls(i_th(profile, share, coarse=False), seed, profile.usual_importance)
-
-    def chances(self, confidence: Numbers, importance: Numbers) -> Numbers:  # noqa: ARG002
-        return p_imp(importance, self._i_th)
+def by_importance(profile: Profile, share: float) -> Chances:
+    """Return the fine filter, which verifies this share of chunks like the profiled ones: those that later tokens
+    attend to go with probability P_imp."""
+    threshold = i_th(profile, share, coarse=False)
+    return lambda _, importance: p_imp(importance, threshold)
 
 
-class SyneraGate(Rule):
-    """The paper's gate: a chunk is verified if it passes the coarse filter, P_conf, and then the fine one, P_imp."""
+def by_both(profile: Profile, share: float) -> Chances:
+    """Return the paper's gate: a chunk is verified if it passes the coarse filter, P_conf, and then the fine one,
+    P_imp."""
+    return above(profile, i_th(profile, share))
 
-    def __init__(self, c_th: float, i_th: float, seed: int = 0, usual_importance: float = 0.0) -> None:
-        """Take `c_th` as for `ConfidenceGate`, the others as for `ImportanceGate`."""
-        super().__init__(seed, usual_importance)
-        self._c_th, self._i_th = c_th, i_th
 
-    @classmethod
-    def at_share(cls, profile: Profile, share: float, seed: int) -> Self:
-        return cls(profile.c_th, i_th(profile, share), seed, profile.usual_importance)
-
-    def chances(self, confidence: Numbers, importance: Numbers) -> Numbers:
-        return p_conf(confidence, self._c_th) * p_imp(importance, self._i_th)
+def above(profile: Profile, threshold: float) -> Chances:
+    """Return the paper's gate with this importance threshold."""
+    return lambda confidence, importance: p_conf(confidence, profile.c_th) * p_imp(importance, threshold)
 
 
 def p_imp(i: float | Numbers, i_th: float) -> Numbers:

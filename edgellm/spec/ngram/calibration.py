@@ -14,9 +14,7 @@ import numpy as np
 from edgellm.engine import common_prefix
 from edgellm.spec.ngram.sources import NOTHING, ContextIndex, Cursor, DraftSource, Offer
 from edgellm.spec.types import Expected
-
-FLOOR = 0.1
-"""Expected tokens of less probability are not drafted."""
+from edgellm.spec.verification import LIKELY
 
 
 class Calibration(DraftSource):
@@ -26,7 +24,7 @@ class Calibration(DraftSource):
         """Find the reply's end in `context`, which is a source of its own that comes first, unless this source `owns`
         it."""
         self._context, self._owns = context, owns
-        self._expected: list[tuple[int, float]] = []  # for each place, the likeliest token behind it
+        self._expected: list[tuple[int, float]] = []  # for each place, the likeliest token behind it, and its chance
         self._places: dict[int, list[int]] = {}
         self._prompt: Sequence[int] = ()
 
@@ -42,7 +40,7 @@ class Calibration(DraftSource):
     def expect(self, expected: Expected) -> None:
         """Record the model's predictions at positions of the prompt, in order; positions may be repeated."""
         del self._expected[expected.start :]
-        self._expected += [NOWHERE] * (expected.start - len(self._expected))
+        self._expected += [(-1, 0.0)] * (expected.start - len(self._expected))
         self._expected += zip(expected.ids.tolist(), expected.probs.tolist(), strict=True)
 
     @property
@@ -62,18 +60,15 @@ class Calibration(DraftSource):
         return CalibratedCursor(self, automaton.end[automaton.seen] if matched else -1, matched)
 
     def expected(self, place: int) -> tuple[int, float]:
-        """Return the token expected behind `place`, and its probability; (-1, 0) if nothing likely is known."""
-        found = self._expected[place] if 0 <= place < len(self._expected) else NOWHERE
-        return found if found[1] >= FLOOR else NOWHERE
+        """Return the token expected behind `place`, and its probability; the token -1 if no `LIKELY` one is known."""
+        token, chance = self._expected[place] if 0 <= place < len(self._expected) else (-1, 0.0)
+        return (token if chance >= LIKELY else -1), chance
 
     def search(self, place: int, token: int) -> int:
         """Return where `token` occurs in the prompt: the next place after `place`, else the first; -1 if nowhere."""
         places = self._places.get(token, [-1])
         following = bisect_right(places, place)
         return places[following] if following < len(places) else places[0]
-
-
-NOWHERE = (-1, 0.0)
 
 
 class CalibratedCursor:

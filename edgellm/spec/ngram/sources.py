@@ -156,7 +156,7 @@ Offer: TypeAlias = tuple[int, int, float]
 """A token that may come next (-1: none), the length of the match before it, and the share of the match's places where
 the token follows (or the token's probability by the model)."""
 
-NOTHING: Offer = (-1, 0, 0.0)
+NOTHING: Offer = (_NONE, 0, 0.0)
 SEPARATOR = -2
 """The separator of two conversations: no token of a model, so that nothing is matched or drafted across it."""
 
