@@ -358,7 +358,7 @@ def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
             yield _note(
                 "vocabulary", f"{name} verifies with {offer.model}, which does not have the draft model's vocabulary: "
                 "drafts are translated, and fewer are accepted.",
-                "Use a draft model of the verifier's family: -m MODEL.",
+                "Use a draft model of the verifier's family: --draft MODEL.",
             )  # fmt: skip
 
 

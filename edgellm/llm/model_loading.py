@@ -130,7 +130,7 @@ def fit(draft: Model, verifier: Model, draft_name: Named | None, verifier_name: 
     if match.different is None:
         return PairFit(match.shared if draft.n_vocab != verifier.n_vocab else None)
     if draft_name == DEFAULT:
-        return PairFit(left_out="draft", notice=_LEFT_OUT.format("draft model", verifier.name, "-m (draft=)"))
+        return PairFit(left_out="draft", notice=_LEFT_OUT.format("draft model", verifier.name, "--draft (draft=)"))
     if verifier_name == DEFAULT:
         return PairFit(left_out="verifier", notice=_LEFT_OUT.format("verifier", draft.name, "--verifier (verifier=)"))
     return PairFit(translation=mechanism("translation").TokenTranslation(draft, verifier))
@@ -303,7 +303,7 @@ def remote_verifier(
             raise VocabularyMismatch(
                 f"The server at {server.url} does not tell its tokens, so no model here is known to have those of"
                 f" {server.verifier.capabilities.name}.",
-                "Name a model of the same family: -m (draft=), or tokenizer= where nothing is to draft.",
+                "Name a model of the same family: --draft (draft=), or tokenizer= where nothing is to draft.",
             )
         text = server.text or text
         return OpenedVerifier(

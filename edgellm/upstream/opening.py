@@ -253,8 +253,8 @@ async def _differ(upstream: Upstream, vocabulary: Vocabulary, ids: Sequence[int]
 def _mismatch(upstream: Upstream, how: str) -> VocabularyMismatch:
     return VocabularyMismatch(
         f"The vocabulary here and that of {upstream.name} at {upstream.client.url} differ: {how}.",
-        "Choose a draft model with the server's tokenizer (-m). With a verifier on this device the tokenizers may"
-        " differ.",
+        "Choose a draft model with the server's tokenizer (--draft; of a gateway, -m). With a verifier on this device"
+        " the tokenizers may differ.",
     )
 
 

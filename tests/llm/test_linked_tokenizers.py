@@ -98,7 +98,7 @@ def test_the_default_draft_model_is_left_out(home: Path, retokenized: Retokenize
     ):
         wanted = ids(alone.reply(case(1), max_tokens=12))
         assert one.draft_name is None
-        assert "writes alone. Name a draft model for it with -m" in one.notices[0]
+        assert "writes alone. Name a draft model for it with --draft (draft=)" in one.notices[0]
         assert ids(one.reply(case(1), max_tokens=12)) == wanted
         assert other.notices == ()
         assert ids(other.reply(case(1), max_tokens=12)) == wanted
@@ -336,7 +336,7 @@ def test_naming_one_model_leaves_out_the_others_default(retokenized: Retokenized
     own = retokenized("other ids")[0]
     with LLM.open(verifier=own) as one, LLM.open("none", own) as wanted:
         assert (one.draft_name, one.verifier_name is not None) == (None, True)
-        assert "-m" in one.notices[0]
+        assert "--draft" in one.notices[0]
         assert ids(one.reply(case(1), max_tokens=8)) == ids(wanted.reply(case(1), max_tokens=8))
     with LLM.open(own) as one:
         assert (one.draft_name is not None, one.verifier_name) == (True, None)

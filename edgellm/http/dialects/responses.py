@@ -201,8 +201,9 @@ class ResponsesRequest(ReplyRequest, fields.SamplingFields):
             choice = {"type": "function", "function": {"name": self.tool_choice.name}}
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         tools = [{"type": "function", "function": one.function} for one in self.callable().values()]
+        messages = [*system, *turns] or [{"role": "user", "content": ""}]  # refused as an empty prompt
         return chat_request(
-            model=self.model, require_verified=self.require_verified, messages=[*system, *turns], stream=self.stream,
+            model=self.model, require_verified=self.require_verified, messages=messages, stream=self.stream,
             max_tokens=self.max_output_tokens, tools=tools,
             tool_choice=choice, reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             parallel_tool_calls=self.parallel_tool_calls, response_format=self._response_format(),

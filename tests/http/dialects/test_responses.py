@@ -92,6 +92,7 @@ def test_what_is_refused(client: openai.OpenAI, ask: Ask) -> None:
     image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]
     for more, said in (
         ({"input": image}, "read only text"),
+        ({"input": []}, "The prompt is empty. Write a question."),
         ({"background": True}, "background is True"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "there are no tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format has no schema"),
