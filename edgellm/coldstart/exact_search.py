@@ -22,19 +22,23 @@ HURRY = 2**14
 CHUNK = 2**17  # moments computed at once: they stay in the processor's cache
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """Stages by device, `end` after the last layer, and number of layers n, (K, L + 1, L + 1) each; infinite where
-    there is none.
+    """The stages of a task by device, `end` after the last layer, and number of layers n, (K, L + 1, L + 1) each;
+    infinite where there is none.
 
-    `load`: seconds until a stage has loaded its layers. `compute`: seconds of its work. `head`: the earliest effective
-    start of its work: its load, or less where work overlaps it. A stage that starts at s is done at `max(s, head) +
-    compute`, in all timing models (in `paper` s is when it may receive, and the sending comes in between). `own`:
-    seconds that it takes alone, infinite where it does not fit or may not begin or end; otherwise it rises with n.
+    `compute`: seconds of a stage's work. `own`: seconds that it takes alone, infinite where it does not fit or may not
+    begin or end. A stage whose work may begin at s is done at `max(s + compute, own)`, in all timing models (in `paper`
+    s is when it may receive, and the sending comes behind).
     """
 
-    def __init__(self, task: Task) -> None:
+    task: Task
+    own: Floats
+    compute: Floats
+
+    @classmethod
+    def of(cls, task: Task) -> "Tables":
         k, n = task.load.shape
-        self.task = task
         end = np.arange(n + 1)[:, None]
         first = end - np.arange(n + 1)
 
@@ -42,24 +46,19 @@ class Tables:
             return np.where(first >= 0, sums[:, end] - sums[:, first], np.inf)
 
         loads, works, needs = (_sums(cost) for cost in (task.load, task.compute, np.tile(task.need, (k, 1))))
-        self.compute = spans(works)
-        self.load = spans(loads) + task.opening[:, None, None]
-        self.load[:, :, 0] = 0.0
-        self.head = self.load
+        compute, own = spans(works), spans(loads) + spans(works) + task.opening[:, None, None]
         if task.overlap == "streamed":
-            self.head = np.full_like(self.load, np.inf)
-            self.head[:, :, 0] = 0.0
             file_ends = np.append(np.flatnonzero(task.files[1:]) + 1, n)[np.cumsum(np.append(False, task.files[1:]))]
             for at in range(1, n + 1):  # The latest of: a layer's file is loaded, and all from it on are computed.
                 done = loads[:, np.minimum(file_ends[:at], at)] + works[:, at : at + 1] - works[:, :at]
                 latest = np.maximum.accumulate(done[:, ::-1], 1) - loads[:, at - 1 :: -1] + task.opening[:, None]
-                self.head[:, at, 1 : at + 1] = np.maximum(latest - self.compute[:, at, 1 : at + 1], 0.0)
+                own[:, at, 1 : at + 1] = np.maximum(latest, compute[:, at, 1 : at + 1])
         fits = spans(needs) <= task.room[:, None, None]
         nowhere = np.zeros((k, 1), bool)
         fits &= np.append(task.begins, nowhere, 1)[:, first] & np.append(nowhere, task.ends, 1)[:, end]
-        with np.errstate(invalid="ignore"):
-            self.own = np.where(fits & np.isfinite(self.load), self.head + self.compute, np.inf)
-        self.own[:, :, 0] = 0.0
+        own = np.where(fits, own, np.inf)
+        own[:, :, 0] = 0.0
+        return cls(task, own, compute)
 
 
 def _sums(cost: Floats) -> Floats:
@@ -80,7 +79,7 @@ class _Level:
 def fastest_first_token(task: Task, stop: Stop = never) -> Solution | None:
     """Return the plan of least T (equation 23), with a lower bound; None if the devices together cannot hold the
     layers. When `stop`, polled between numbers of stages, returns True, the search hurries to its end."""
-    tables, k, n = Tables(task), task.devices, task.layers
+    tables, k, n = Tables.of(task), task.devices, task.layers
     rest = np.append(np.cumsum(task.compute.min(0)[::-1])[::-1], 0.0)  # least seconds behind the first n layers
     high, best = min(((makespan(task, cut), cut) for cut in single_devices(task)), default=(np.inf, ()))
     alone = np.full((k, k, n + 1), np.inf)

@@ -1,16 +1,13 @@
 """Planning: the layers of each device, with times, reasons, alternatives and advice; and the parts of a prompt.
 
 In a pipelined prefill a prompt is split into parts, and while a stage computes a part, the next stage computes the part
-before. Smaller parts fill the pipeline sooner but use each device less efficiently (equation 8). The simulated stages
-take parts through their layers one at a time, always the oldest ready part; a layer can be computed once it is loaded.
+before. Smaller parts fill the pipeline sooner but use each device less efficiently (equation 8).
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import accumulate
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edgellm.coldstart.costs import ANY_LAYERS, sending
+from edgellm.coldstart.costs import ANY_LAYERS
 from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.problem import (
     Cut,
@@ -343,42 +340,8 @@ def choose_part(home: Home, cut: Cut) -> tuple[int, str]:
 
 
 def time_by_parts(home: Home, cut: Cut, size: int) -> float:
-    """Return the seconds from the request until the last stage has computed the last part."""
-    devices, model, tokens_in = home.devices, home.model, home.tokens_in
-    parts = [min(size, tokens_in - at) for at in range(0, tokens_in, size)]
-    arrive = [0.0] * len(parts)
-    first, sender = 0, None
-    for device, count in cut:
-        last = first + count == model.shape.layers
-        if sender is not None:
-            free = 0.0  # parts are sent one after the other
-            hops = {n: sending(devices, model.shape.activation(n), home.links)[sender, device] for n in set(parts)}
-            for at, tokens in enumerate(parts):
-                arrive[at] = free = max(free, arrive[at]) + float(hops[tokens])
-        loads = (model.size(LayerRange(at, at + 1)) / devices[device].disk for at in range(first, first + count))
-        loaded = list(accumulate(loads)) if home.cold else [0.0] * count  # eq. 19
-        work = [  # eq. 21: tokens of a part attend to all parts so far
-            float(model.shape.flops(tokens, sum(parts[: at + 1]))) / devices[device].speed(tokens)
-            for at, tokens in enumerate(parts)
-        ]
-        head = model.head_flops / devices[device].speed(1) if last and model.head_flops else 0.0
-        arrive = _leaving(arrive, loaded, work)
-        arrive[-1] += head
-        first, sender = first + count, device
-    return arrive[-1]
-
-
-def _leaving(arrive: Sequence[float], loaded: Sequence[float], work: Sequence[float]) -> list[float]:
-    """Return when each part leaves a stage with layers loaded at `loaded`; `work`: seconds per layer, by part."""
-    at, since, now = [0] * len(arrive), list(arrive), 0.0
-    left = set(range(len(arrive)))
-    while left:
-        # A layer is free for a part once the part before has left it.
-        ready = [(max(since[part], loaded[at[part]]), part) for part in left if part == 0 or at[part - 1] > at[part]]
-        soonest = max(now, min(moment for moment, _ in ready))
-        part = min(part for moment, part in ready if moment <= soonest)
-        now = since[part] = soonest + work[part]
-        at[part] += 1
-        if at[part] == len(loaded):
-            left.discard(part)
-    return since
+    """Return the seconds from the request until the last stage has computed the last part: the first part goes through
+    all stages, and the slowest stage, or link, holds up each part behind it."""
+    more = max(0.0, home.tokens_in / size - 1.0)
+    spans = timeline(replace(home, tokens_in=min(size, home.tokens_in)).task(), cut)
+    return spans[-1].finish + more * max(max(span.compute, span.network) for span in spans)

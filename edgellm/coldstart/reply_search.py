@@ -4,9 +4,8 @@ Beyond the paper. A wide split loads quickly and then decodes slowly, so that th
 the plan for the reply.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 import numpy as np
@@ -33,27 +32,13 @@ def fastest_reply(task: Task, further: int, stop: Stop = never) -> Solution | No
 
     A search from the first stage to the last. A label is a partial plan: (first device, set placed, last device, layers
     done), the time t at which it is done, and the time D that it adds per further token. Of two labels that agree in
-    the first four, (t, D) dominates (t', D') if D <= D' and t + n D <= t' + n D'.
+    the first four, (t, D) dominates (t', D') if D <= D' and t + n D <= t' + n D'. Passes search for a plan better than
+    the best known plan, which it replaces. If there is none and a search was exhaustive, the best known one is optimal.
     """
-    starts = list(single_devices(task))
+    search, known = _Forward(task, further), list(single_devices(task))
     if (found := fastest_first_token(task, stop)) is not None:
-        starts.append(found.cut)
-    return improved(
-        starts, partial(seconds, task, further), task.longest(further), _Forward(task, further).within, stop
-    )
-
-
-def improved(
-    starts: Iterable[Cut], seconds: Callable[[Cut], float], late: float,
-    within: Callable[[float, int, Stop], tuple[list[Cut], bool]], stop: Stop,
-) -> Solution | None:  # fmt: skip
-    """Return the best plan, and a lower bound on its `seconds`; None if there is none. Every plan is done by `late`.
-
-    `within` searches for plans that are done by a limit, with a number of labels to follow, and returns whether it
-    looked everywhere. Passes search for a plan better than the best known plan, which it replaces. If there is none and
-    a search was exhaustive, the best known plan is optimal.
-    """
-    high, best = min(((seconds(cut), cut) for cut in starts), default=(late, ()))
+        known.append(found.cut)
+    high, best = min(((seconds(task, further, cut), cut) for cut in known), default=(task.longest(further), ()))
     low = 0.0
     for width in WIDTHS:
         reach = low  # below it nothing was found at this width
@@ -63,9 +48,9 @@ def improved(
                 limit = (high + reach) / 2.0
             # The first passes are short, and without them no plan is good.
             halt = never if width == WIDTHS[0] or not best else stop
-            cuts, whole = within(limit, width, halt)
+            cuts, whole = search.within(limit, width, halt)
             if cuts:
-                high, best = min((seconds(cut), cut) for cut in cuts)
+                high, best = min((seconds(task, further, cut), cut) for cut in cuts)
                 continue
             if halt():
                 return Solution(best, high, low)
@@ -77,25 +62,9 @@ def improved(
     return Solution(best, high, high if low >= high * (1.0 - MARGIN) else low)
 
 
-class Arrays:
-    """Arrays of one length, the fields of a record."""
-
-    __slots__: tuple[str, ...] = ()
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
-
-    def __len__(self) -> int:
-        return len(getattr(self, self.__slots__[0]))
-
-    def take(self, which: Ints) -> Self:
-        return type(self)(*(getattr(self, name)[which] for name in self.__slots__))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Labels(Arrays):
-    """Partial plans, as above; `least` are the seconds of the whole reply, at least."""
+class _Labels:
+    """Partial plans, as above, as arrays of one length; `least` are the seconds of the whole reply, at least."""
 
     placed: Ints
     first: Ints
@@ -107,13 +76,23 @@ class _Labels(Arrays):
     parent: Ints
     count: Ints
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+    def take(self, which: Ints) -> Self:
+        return type(self)(*(getattr(self, name)[which] for name in self.__slots__))
+
 
 class _Forward:
     """The search for one task; `within` runs it for a time limit. Before the first stage is device K, at no cost."""
 
     def __init__(self, task: Task, further: int) -> None:
         self.task, self.further, self.k, self.n = task, further, task.devices, task.layers
-        self.tables = Tables(task)
+        self.tables = Tables.of(task)
         self.steps = np.concatenate([np.zeros((self.k, 1)), np.cumsum(task.step, 1)], 1)
         self.send, self.hops = (np.vstack([cost, np.zeros(self.k)]) for cost in (task.send, task.hop))
         others = ~np.eye(self.k, dtype=bool)

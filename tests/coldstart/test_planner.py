@@ -194,12 +194,6 @@ def test_two_stages_overlap_by_all_parts_but_one() -> None:
     assert turn[4] == pytest.approx(turn[1], rel=1e-3)
 
 
-def test_a_part_waits_for_the_layers_and_for_the_part_before() -> None:
-    assert planning._leaving([0.0, 0.0], [1.0, 5.0], [1.0, 1.0]) == [6.0, 7.0]  # both go on meanwhile
-    assert planning._leaving([0.0, 9.0], [1.0, 2.0], [1.0, 2.0]) == [3.0, 13.0]
-    assert planning._leaving([4.0], [1.0], [0.5]) == [4.5]
-
-
 def test_short_parts_where_they_pay_and_long_ones_where_they_do_not() -> None:
     devices, cut = (EVEN, replace(EVEN, name="b")), ((0, 1), (1, 1))
     short = planning.choose_part(Home(devices, MODEL, 1024, cold=False), cut)
