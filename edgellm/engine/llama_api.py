@@ -251,23 +251,36 @@ class NativeContext:
             lib.llama_set_abort_callback(self._owned.pointer, *callback)
 
     def decode(self, batch: Any, n: int, observer: AbstractContextManager[object] = NO_OBSERVER) -> None:
-        """Decode the first `n` rows of a batch while the `observer` watches."""
-        self._compute(decode, batch, n, observer)
+        """Decode the first `n` rows of a batch while the `observer` watches. Raises ContextFull: the cache, where
+        sequences share it, has no cells left for the rows; Stopped: `set_cancel`'s function said so; EngineFailed:
+        llama.cpp refuses the rows; the message has its reason."""
+        self._compute(_decode, batch, n, observer)
 
     def encode(self, batch: Any, n: int) -> None:
         """Have the model's encoder compute the first `n` rows of a batch, all of which are flagged."""
-        self._compute(encode, batch, n, NO_OBSERVER)
+        self._compute(_encode, batch, n, NO_OBSERVER)
 
     def _compute(self, function: Any, batch: Any, n: int, observer: AbstractContextManager[object]) -> None:
         if self._should_stop is not None and self._should_stop():
             raise Stopped
-        owned = self.owned
+        owned, batch.n_tokens = self.owned, n
         with observer, cores.computation(self.threads) as share:
             if share != self.threads_used:
                 _set_threads(owned.pointer, share, share)
                 self.threads_used = share
             self.shared += share < self.threads
-            function(owned, batch, n)
+            mark = native.log.count
+            with owned.guard:
+                status = function(owned.pointer, batch)
+        if status == 1:
+            raise ContextFull(f"The cache has no cells left for {n} more rows.", "Clear a branch, or open spare cells.")
+        if status == 2:  # aborted
+            raise Stopped
+        if status != 0:
+            raise EngineFailed(
+                f"llama.cpp cannot decode {n} rows (status {status}): {native.log.since(mark)}.",
+                "Check that the ids are in the model's vocabulary.",
+            )
 
     def rows(self, n: int) -> Floats:
         """Return the first `n` rows of logits of the last decode, (n, n_vocab), read-only: views that keep the memory
@@ -287,31 +300,3 @@ class NativeContext:
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
         self._owned, self._view, self._address = None, self.no_rows, 0
-
-
-def decode(context: native.Owned, batch: Any, n: int) -> None:
-    """Decode the first `n` rows of a batch. Raises ContextFull: the cache, where sequences share it, has no cells left
-    for the rows; Stopped: the context's `Stop` was set meanwhile; EngineFailed: llama.cpp refuses the rows; the message
-    has its reason."""
-    _compute(_decode, context, batch, n)
-
-
-def encode(context: native.Owned, batch: Any, n: int) -> None:
-    """Have the model's encoder compute the first `n` rows of a batch, all of which are flagged."""
-    _compute(_encode, context, batch, n)
-
-
-def _compute(function: Any, context: native.Owned, batch: Any, n: int) -> None:
-    batch.n_tokens = n
-    mark = native.log.count
-    with context.guard:
-        status = function(context.pointer, batch)
-    if status == 1:
-        raise ContextFull(f"The cache has no cells left for {n} more rows.", "Clear a branch, or open spare cells.")
-    if status == 2:  # aborted
-        raise Stopped
-    if status != 0:
-        raise EngineFailed(
-            f"llama.cpp cannot decode {n} rows (status {status}): {native.log.since(mark)}.",
-            "Check that the ids are in the model's vocabulary.",
-        )

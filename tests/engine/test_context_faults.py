@@ -2,13 +2,16 @@
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, ContextSpec, Floats, Model, SeqRows, Stop, llama_api
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Model, SeqRows, Stop
+from edgellm.engine.llama_api import NativeContext
 from edgellm.engine.native import lib
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
+from tests.decodes import watch_decodes
 from tests.engine.conftest import MakeModel
 from tests.engine.logits import CLOSE, difference, one_by_one, some_ids
 
@@ -43,14 +46,14 @@ def test_a_refused_batch_changes_nothing(exact_model: Model, bad: int) -> None:
 def test_an_interrupt_changes_nothing(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = some_ids(20)
     context.decode(ids[:10])
-    decode = llama_api.decode
+    decode = NativeContext.decode
 
-    def interrupted(*args: object) -> None:
-        decode(*args)  # type: ignore[arg-type]
+    def interrupted(*args: Any) -> None:
+        decode(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(llama_api, "decode", interrupted)
+        patch.setattr(NativeContext, "decode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             context.decode(ids[10:])
     assert context.length() == 10
@@ -116,14 +119,9 @@ def test_progress_is_reported_before_and_after_each_batch(exact_model: Model) ->
 
 
 def test_a_context_may_be_closed_while_it_decodes(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = Context(exact_model, ContextSpec(n_ctx=64, n_batch=16, threads=1))
-    decode = llama_api.decode
-
-    def closing(*args: object) -> None:
-        context.close()  # from another thread
-        decode(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(llama_api, "decode", closing)
+    context = Context(exact_model, ContextSpec(n_ctx=64, n_batch=32, threads=1))
+    _, meanwhile = watch_decodes(monkeypatch)
+    meanwhile.append(context.close)  # as another thread may
     with pytest.raises(EngineFailed, match="closed"):
         context.decode(some_ids(40))
     with pytest.raises(EngineFailed, match="closed"):

@@ -11,7 +11,7 @@ import pytest
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, ModelFile, llama_api
 from edgellm.engine.gguf.reader import GgufArray
 from edgellm.engine.gguf.writer import token_texts
-from edgellm.engine.llama_api import LlamaBatch, NativeSpec
+from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit
 from edgellm.engine.speculators.speculator import StateFunctions, rows_at
@@ -169,7 +169,7 @@ def test_the_states_are_the_inputs_of_the_layers(architectures: Architectures, n
             else:
                 functions.keep(trunk.pointer, True, False)
         batch = LlamaBatch(12, 12)
-        llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1))
+        NativeContext(trunk, 1, model.n_vocab).decode(batch.tokens, batch.put(0, 0, 0, ids, 1))
         captured = layer_inputs(model, ids, layers).reshape(12, len(layers), -1)
         for number, layer in enumerate(layers):
             inner = layer < model.n_layer

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, ModelFile, SeqRows, Stop, llama_api, mtp_obstacle
 from edgellm.engine.gguf.memory import attention_layers, recurrent_state_bytes
-from edgellm.engine.llama_api import LlamaBatch, NativeSpec
+from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.model import LoadSpec, drafter_file
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.speculator import WINDOW, StateFunctions, StateWindow, rows_at
@@ -48,12 +48,12 @@ def afresh(model: Model, ids: Ids) -> Floats:
     second = llama_api.open_context(model.owned, replace(spec, mtp=True))
     functions.keep(trunk.pointer, True, False)
     batch = LlamaBatch(n, n)
-    llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1))
+    NativeContext(trunk, 1, model.n_vocab).decode(batch.tokens, batch.put(0, 0, 0, ids, 1))
     given = np.zeros((n, width), dtype=np.float32)
     states = rows_at(functions.states(trunk.pointer), n, width)
     assert states is not None
     given[1:] = states[:-1]
-    llama_api.decode(second, batch.with_states(given), n)
+    NativeContext(second, 1, model.n_vocab).decode(batch.with_states(given), n)
     found = (ctypes.c_float * model.n_vocab).from_address(
         ctypes.cast(lib.llama_get_logits(second.pointer), ctypes.c_void_p).value or 0
     )
@@ -158,16 +158,13 @@ def test_without_it_the_model_is_as_before(architectures: Architectures) -> None
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), max_size=40))
 def test_a_window_has_the_latest_states_without_a_gap(steps: list[tuple[int, int]]) -> None:
-    """A single state is copied from where its two parts are, if there is room for it."""
     window, known, end, clock = StateWindow(2, window=8), dict[int, float](), 0, 0.0
     for back, n in steps:
         start = max(0, end - back)
         window.truncate(start)
         known = {at: value for at, value in known.items() if at < start}
         rows = np.repeat(np.arange(clock, clock + n, dtype=np.float32)[:, None], 2, axis=1)
-        address = rows.ctypes.data
-        if n > 1 or not window.add_row(start, (address, address + rows.itemsize)):
-            window.add(start, rows)
+        window.add(start, rows)
         known |= dict(enumerate(rows[:, 0].tolist(), start))
         end, clock = start + n, clock + n
         assert window.end == end

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -85,17 +84,13 @@ def test_speculators_predict_the_same_after_a_rejection(architectures: Architect
 
 def keeping_old_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the states of rejected tokens where they are."""
-    add, add_row = StateWindow.add, StateWindow.add_row
+    add = StateWindow.add
 
     def once(self: StateWindow, start: int, states: Floats) -> None:
         known = max(0, min(self.end, start + len(states)) - start)
         add(self, start + known, states[known:])
 
-    def row_once(self: StateWindow, start: int, addresses: Sequence[int]) -> bool:
-        return start < self.end or add_row(self, start, addresses)
-
     monkeypatch.setattr(StateWindow, "add", once)
-    monkeypatch.setattr(StateWindow, "add_row", row_once)
     monkeypatch.setattr(StateWindow, "truncate", lambda _self, _length: None)
 
 

@@ -213,43 +213,6 @@ def row_factor(header: GgufHeader) -> float:
     return 1.0 / scale if scale else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class PartMetadata:
-    """Hyperparameters of a part: `numbers` by key, whether each layer's attention has a window (None: no key says), and
-    `sections` of the rotated dimensions, one for each plane of positions.
-
-    `layers`: the layers whose values it has; where llama.cpp wants one more, the last layer again, which stands for a
-    layer that predicts further tokens, and which llama.cpp neither loads nor computes.
-    """
-
-    layers: tuple[int, ...]
-    numbers: Mapping[str, int]
-    windows: tuple[bool, ...] | None
-    sections: tuple[int, ...] | None
-
-
-def part_metadata(header: GgufHeader, first: int, last: int) -> PartMetadata:
-    """Return the hyperparameters that the part from layer `first` to `last`, both included, has of its own.
-
-    llama.cpp ends the process for a model with a window if no layer has one. So such a part claims one more layer,
-    with a window.
-    """
-    rule, layers = RULES[header.architecture], tuple(range(first, last + 1))
-    windows = window_pattern(header)
-    more = windows is not None and (not any(windows[first : last + 1]) or len(layers) < rule.least)
-    numbers = {"block_count": len(layers) + more}
-    if more or mtp_layers(header):
-        numbers[_NEXTN] = int(more)
-    if lead := header.number(DENSE_LEAD):
-        numbers[DENSE_LEAD] = max(0, lead - first)
-    if header.number(_DEEPSTACK):  # rows would be wider, with an image's rows
-        numbers[_DEEPSTACK] = 0
-    return PartMetadata(
-        (*layers, last) if more else layers, numbers,
-        None if windows is None else (*windows[first : last + 1], *[True] * more), _sections(header) if first else None,
-    )  # fmt: skip
-
-
 def _sections(header: GgufHeader) -> tuple[int, ...] | None:
     """Return how many pairs of rotated dimensions take their position from each plane. A row's positions are the same
     in all planes, so any division is right."""
@@ -313,16 +276,32 @@ def cut_bytes(src: ModelFile, first: int, last: int, *, head: bool) -> Iterator[
 def _entries(
     sources: Sequence[BufferedReader], header: GgufHeader, first: int, last: int, tensors: Sequence[NewTensor]
 ) -> list[bytes]:
-    arch, part, entries = header.architecture, part_metadata(header, first, last), raw_entries(sources, header)
+    """Return the metadata of the part from layer `first` to `last`.
+
+    llama.cpp ends the process for a model with a window if no layer has one. So such a part claims one more layer, with
+    a window, and with the other values of the last layer: it stands for a layer that predicts further tokens, which
+    llama.cpp neither loads nor computes.
+    """
+    arch, layers, windows = header.architecture, list(range(first, last + 1)), window_pattern(header)
+    pattern = [] if windows is None else [windows[layer] for layer in layers]
+    if more := windows is not None and (not any(pattern) or len(layers) < RULES[arch].least):
+        layers, pattern = [*layers, last], [*pattern, True]
+    entries = raw_entries(sources, header)
     for key in (f"{arch}.{name}" for name in sorted(PER_LAYER)):
         if isinstance(header.metadata.get(key), tuple):
-            entries[key] = picked(key, entries[key], part.layers)
-    changed: dict[str, str | int | Sequence[int]] = {f"{arch}.{key}": value for key, value in part.numbers.items()}
-    if part.windows is not None:
-        changed[f"{arch}.{PATTERN}"] = part.windows
-    if part.sections is not None:
-        changed[f"{arch}.{SECTIONS}"] = part.sections
+            entries[key] = picked(key, entries[key], layers)
+    changed: dict[str, str | int | Sequence[int]] = {f"{arch}.block_count": len(layers)}
+    if more or mtp_layers(header):
+        changed[f"{arch}.{_NEXTN}"] = int(more)
+    if lead := header.number(DENSE_LEAD):
+        changed[f"{arch}.{DENSE_LEAD}"] = max(0, lead - first)
+    if header.number(_DEEPSTACK):  # rows would be wider, with an image's rows
+        changed[f"{arch}.{_DEEPSTACK}"] = 0
+    if windows is not None:
+        changed[f"{arch}.{PATTERN}"] = pattern
     if first > 0:
+        if (sections := _sections(header)) is not None:
+            changed[f"{arch}.{SECTIONS}"] = sections
         entries = {key: raw for key, raw in entries.items() if not key.startswith("tokenizer.")}
         changed[f"{arch}.vocab_size"] = next(t.shape[1] for t in tensors if t.name == EMBEDDING)
         changed["tokenizer.ggml.model"] = "no_vocab"

@@ -80,7 +80,6 @@ class StateWindow:
     def __init__(self, width: int, window: int = WINDOW) -> None:
         self.width = width
         self._rows = np.empty((window + max(1, window // 4), width), dtype=np.float32)  # takes memory as it fills
-        self._address, self._row_bytes = self._rows.ctypes.data, 4 * width
         self._window = window
         self._at = 0  # the row of position `first`
         self.first = self.end = 0
@@ -98,20 +97,6 @@ class StateWindow:
             self._at, self.first, row = 0, self.end - kept, kept
         self._rows[row : row + n] = states
         self.end += n
-
-    def add_row(self, start: int, addresses: Sequence[int]) -> bool:
-        """Add the state of position `start`, copied from its parts, of equal width, at these addresses; return False
-        where only `add` can. After a decode, numpy would take ten times as long."""
-        row = self._at + start - self.first
-        if not (self.first <= start <= self.end and row < len(self._rows)):
-            return False
-        part = self._row_bytes // len(addresses)
-        to = self._address + row * self._row_bytes
-        for address in addresses:
-            ctypes.memmove(to, address, part)
-            to += part
-        self.end = start + 1
-        return True
 
     def truncate(self, length: int) -> None:
         """Drop the states of all but the first `length` positions."""
@@ -200,10 +185,7 @@ class Speculator(ABC):
             for _, seq, _, _ in placed:
                 self.clear(seq)
             return
-        at, seq, start, n = placed[-1]
-        if at == 0 and n == 1 and self._windows[seq].add_row(start, addresses):  # the fast path of most decodes
-            self._held[seq] = min(self._held[seq], start + 1)
-            return
+        at, seq, _, n = placed[-1]
         width = self._windows[seq].width // len(addresses)
         states = np.concatenate([rows_at(address, at + n, width) for address in addresses], axis=1)
         for at, seq, start, n in placed:
