@@ -190,9 +190,12 @@ def _rendered(parts: Iterable[RenderableType]) -> str:
 class _Command(TyperCommand):
     """A command whose `--help` is short, and whose `--help-all` is complete."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.params.append(copy(_help_all_option()))
+    def get_params(self, ctx: Any) -> list[Any]:
+        *others, short = super().get_params(ctx)
+        whole: Any = copy(short)
+        whole.name, whole.opts, whole.callback = "help_all", ["--help-all"], _show_all
+        whole.help = "Show all options, and exit."
+        return [*others, whole, short]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [usage(piece) for piece in super().collect_usage_pieces(ctx)]
@@ -230,27 +233,11 @@ class _Group(TyperGroup):
         formatter.write(group_page(self, ctx, pages()[path], listed))
 
 
-def _show_all(ctx: typer.Context, wanted: bool) -> None:
+def _show_all(ctx: Any, _: Any, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         ctx.meta[_HELP_ALL] = True
         typer.echo(ctx.get_help())
         raise typer.Exit
-
-
-_SHOW_ALL = typer.Option("--help-all", is_eager=True, expose_value=False, callback=_show_all,
-                         help="Show all options, and exit.")  # fmt: skip
-
-
-@cache
-def _help_all_option() -> Any:
-    """Return the option --help-all, which takes as long to make as the options of a command."""
-    holder = typer.Typer(add_completion=False)
-
-    @holder.command()
-    def _command(_: Annotated[bool, _SHOW_ALL] = False) -> None:
-        """Declare the option."""
-
-    return get_command(holder).params[0]
 
 
 def _group(name: str) -> typer.Typer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from edgellm.llm.mesh_timeline import Replies, comparison, planned_for
 if TYPE_CHECKING:
     from edgellm.coldstart.problem import Home
     from edgellm.llm.mesh_llm import OpenedMesh
-    from edgellm.llm.mesh_timeline import DeviceTimeline, Measured
+    from edgellm.llm.mesh_timeline import Measured
     from edgellm.rpc_engine.plan import RpcHome, RpcOption, RpcPlacement
     from edgellm.spec.stats import Summary
 
@@ -75,7 +75,7 @@ def _stages(plan: Plan, units: Mapping[str, str]) -> Table:
 
 def planned_chart(way: PlanOption, width: int) -> list[Text]:
     """Return a Gantt chart of a plan for a screen of `width` columns: a line for each device, then a legend."""
-    bars = [(stage.device, "", _planned_activity(stage), stage.finish_s) for stage in way.stages]
+    bars = [(stage.device, "", _planned(stage), stage.finish_s) for stage in way.stages]
     return _chart(bars, max(stage.finish_s for stage in way.stages), width)
 
 
@@ -84,16 +84,22 @@ def measured_chart(found: Measured, plan: PlanOption | None, width: int) -> list
     bars: list[_Bar] = []
     for did, stage in zip(found.timelines, found.option.stages, strict=True):
         if (before := planned_for(stage, plan)) is not None:
-            bars.append((did.device, "plan  ", _planned_activity(before), before.finish_s))
-        name = "" if before is not None else did.device
-        bars.append((name, "run   ", _measured_activity(did, stage, found.option.ttft_s), stage.finish_s))
+            bars.append((did.device, "plan  ", _planned(before), before.finish_s))
+        spans = {**_planned(stage), "computing": did.computing, "loading": did.loading, "cutting": did.cutting}
+        bars.append((did.device if before is None else "", "run   ", spans, stage.finish_s))
     return _chart(bars, max([found.option.ttft_s, *(stage.finish_s for stage in (plan.stages if plan else ()))]), width)
 
 
-_Activity = Callable[[float, float], str]
-"""Returns the activity at a moment, even one that is shorter than a cell, given the seconds of a cell."""
-_Bar = tuple[str, str, _Activity, float]
-"""A device's line of a chart: its name, what the line shows, the activity, and the end of the last one."""
+def _planned(stage: PlannedStage) -> _Spans:
+    received = [(stage.received_s - stage.network_s, stage.received_s)] if stage.network_s else []
+    computing = [(stage.finish_s - stage.compute_s, stage.finish_s)]
+    return {"sending": received, "computing": computing, "loading": [(0.0, stage.load_s)]}
+
+
+_Spans = Mapping[str, Sequence[tuple[float, float]]]
+"""The beginnings and ends of a device's activities; of two at a time the first is shown."""
+_Bar = tuple[str, str, _Spans, float]
+"""A device's line of a chart: its name, what the line shows, the activities, and the end of the last one."""
 
 
 def _chart(bars: Sequence[_Bar], end: float, width: int) -> list[Text]:
@@ -102,8 +108,11 @@ def _chart(bars: Sequence[_Bar], end: float, width: int) -> list[Text]:
     column, seen = max(map(len, names), default=0) + 2, set[str]()
     cells = max(20, min(_WIDEST, width - _OTHERS))
     cell, lines = (end or 1.0) / cells, []
-    for name, (_, kind, activity, finish) in zip(names, bars, strict=True):
-        line, row = Text(name.ljust(column) + kind), [activity((at + 0.5) * cell, cell) for at in range(cells)]
+    for name, (_, kind, spans, finish) in zip(names, bars, strict=True):
+        line, row = (
+            Text(name.ljust(column) + kind),
+            [_activity(spans, at * cell, (at + 1) * cell) for at in range(cells)],
+        )
         for doing, run in groupby(row):
             mark, style = MARKS.get(doing, (" ", ""))
             line.append(mark * len(list(run)), style)
@@ -116,38 +125,13 @@ def _chart(bars: Sequence[_Bar], end: float, width: int) -> list[Text]:
     return [*lines, legend]
 
 
-def _planned_activity(stage: PlannedStage) -> _Activity:
-    def at(moment: float, cell: float) -> str:
-        loading, begin = moment < stage.load_s, stage.received_s - stage.network_s
-        if stage.network_s > 0.0 and (begin <= moment < stage.received_s or abs(begin - moment) < cell / 2.0):
-            return "sending"
-        if moment >= stage.finish_s:
-            return ""
-        if moment >= stage.finish_s - stage.compute_s:
-            return "loading and computing" if loading else "computing"
-        return "loading" if loading else "idle"
-
-    return at
-
-
-def _measured_activity(did: DeviceTimeline, stage: PlannedStage, until: float) -> _Activity:
-    def at(moment: float, cell: float) -> str:
-        def within(spans: Sequence[tuple[float, float]]) -> bool:
-            return any(begin - cell / 2.0 <= moment <= end + cell / 2.0 for begin, end in spans)
-
-        if moment - cell / 2.0 > max(stage.finish_s, stage.load_s) or moment > until + cell:
-            return ""
-        loading = within(did.loading)
-        if within(did.computing):
-            return "loading and computing" if loading else "computing"
-        if loading:
-            return "loading"
-        if within(did.cutting):
-            return "cutting"
-        sent = stage.received_s - stage.network_s
-        return "sending" if stage.network_s and sent <= moment <= stage.received_s + cell else "idle"
-
-    return at
+def _activity(spans: _Spans, begin: float, end: float) -> str:
+    """Return the activity within a cell, even a shorter one; "" behind the last."""
+    found = [doing for doing, times in spans.items() if any(one < end and begin < other for one, other in times)]
+    if {"loading", "computing"} <= set(found):
+        return "loading and computing"
+    over = all(other <= begin for times in spans.values() for _, other in times)
+    return found[0] if found else "" if over else "idle"
 
 
 def _ways(*rows: tuple[str, PlanOption | RpcOption | None, str]) -> Table:
