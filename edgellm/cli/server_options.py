@@ -97,7 +97,6 @@ class HTTPOptions:
     alias: tuple[str, ...] = _http((), "NAME=MODEL", shown="none")
     keep_alive: str = _http("5m", "TIME")
     embeddings: str | None = _http(None, "MODEL", shown="none", complete=options.model_names)
-    plan: Path | None = _http(None, "FILE", shown="none")
 
 
 def _names(record: type[Any]) -> set[str]:
@@ -106,7 +105,7 @@ def _names(record: type[Any]) -> set[str]:
 
 _TEMPLATE = {*_names(options.ThinkOptions), "ctx_size", "batch_size"}  # options of a model that writes replies
 _USES = {
-    "pair": {"model", *_names(ServedPair), *_TEMPLATE, "plan", "keep_alive"},
+    "pair": {"model", *_names(ServedPair), *_TEMPLATE, "keep_alive"},
     "verifier": {
         "model", *_names(LinkOptions), *_TEMPLATE, "draft", "sessions", "upstream", "upstream_tier", "upstream_key_file"
     },

@@ -31,7 +31,7 @@ from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.errors import EdgeError, InvalidOption, size
 from edgellm.http.catalogs import ModelDefaults, NamedModels, PairOpener
 from edgellm.http.model_host import ServedModel
-from edgellm.http.status import MeshRecorder, read_plan
+from edgellm.http.status import MeshRecorder
 from edgellm.llm import AUTO, LLM
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.model_loading import OpenedVerifier, eagle3_named, named, sampling_behind
@@ -76,7 +76,6 @@ def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> Non
         if on_command_line(ctx, "verifier"):
             raise InvalidOption("-m and --verifier both name the model whose text is served.", "Leave one of them out.")
         models = replace(models, verifier=asked.served.only_model or DEFAULT)
-    plan = None if asked.http.plan is None else read_plan(asked.http.plan.expanduser())
     draft, verifier = with_default_pair(models.draft, AUTO if models.peer and models.mesh is None else models.verifier)
     opener = None
     if models.mesh is not None:
@@ -95,7 +94,7 @@ def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> Non
     with served.pair:
         _check(served.pair, replies)
         if http is not None:
-            http.open(served, plan, opener=opener, catalog=NamedModels(defaults))
+            http.open(served, opener=opener, catalog=NamedModels(defaults))
             print_urls(http, served.replies)
         _until_stopped([http])
 

@@ -162,7 +162,6 @@ def _status(handler: RequestHandler, *, anonymous: bool) -> dict[str, Any]:
         ],
         "loading": [*models.loading],
         "mesh": None if served is None or served.recorder is None else served.recorder.status(),
-        "plan": None if handler.plan is None else handler.plan.model_dump(),
     }  # fmt: skip
     return redact_all(status) if anonymous else status
 

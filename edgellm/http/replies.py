@@ -25,7 +25,7 @@ from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, api_error
 from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
 from edgellm.http.schemas.responses import Event, TextDelta, Writer, WrittenReply, json_bytes
-from edgellm.http.status import MeshRecorder, PlanOut
+from edgellm.http.status import MeshRecorder
 from edgellm.sleeping import AWAKE
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Summary
@@ -184,7 +184,6 @@ class RequestHandler:
         self.admission = Admission(config.replies, config.waiting)
         self.models = ModelHost(config.keep_alive, config.waiting, config.aliases)
         self.metrics = Metrics(self.admission)
-        self.plan: PlanOut | None = None
         self.rtt_ms: float | None = None  # from the last reply that reported a round trip
         self._executor = ThreadPoolExecutor(config.replies, thread_name_prefix="edgellm-http")
         self._jobs: set[_Job] = set()
@@ -280,10 +279,6 @@ class RequestHandler:
             for job in list(self._jobs):
                 job.cancel()
             await self.admission.wait_until_empty()
-
-    def show_plan(self, plan: PlanOut | None) -> None:
-        """Show a plan on the page from now on."""
-        self.plan = plan
 
     def close(self) -> None:
         """Close what was opened here. Call it after the event loop has ended."""

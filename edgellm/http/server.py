@@ -25,7 +25,6 @@ from edgellm.http.dialects import error_body
 from edgellm.http.middleware import HttpConfig, SecurityMiddleware
 from edgellm.http.model_host import ModelCatalog, Opener, ServedModel
 from edgellm.http.replies import RequestHandler
-from edgellm.http.status import PlanOut
 from edgellm.rpc.address import Address
 from edgellm.rpc.protos import program_version
 
@@ -244,12 +243,8 @@ class HttpServer:
         server.started_or_failed.wait()
         return self.address
 
-    def open(
-        self, served: ServedModel, plan: PlanOut | None = None, *, opener: Opener | None = None,
-        catalog: ModelCatalog | None = None,
-    ) -> None:  # fmt: skip
-        """Answer requests from now on, and show `plan` on the page; the rest as for `ModelHost.open`."""
-        self._handler.show_plan(plan)
+    def open(self, served: ServedModel, *, opener: Opener | None = None, catalog: ModelCatalog | None = None) -> None:
+        """Answer requests from now on, as `ModelHost.open` says."""
         if served.pair.verifier_up is not None:
             self.metrics.watch_verifier(served.pair.verifier_up)
         self.models.open(served, opener=opener, catalog=catalog)

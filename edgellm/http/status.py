@@ -1,53 +1,12 @@
-"""The status that the page shows beside the conversation: the pair's models, devices and links, and a mesh."""
+"""The work of a mesh, which the page shows beside the conversation."""
 
 import threading
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from edgellm.coldstart.plan import PlanOption
-from edgellm.errors import InvalidOption
 from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.llm.mesh_timeline import Measured, Replies, comparison
 from edgellm.spec.stats import Summary
-
-
-class StageOut(BaseModel):
-    """A device of a plan, with its layers, counted from 1, both ends included."""
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-
-    device: str = Field(max_length=200)
-    first_layer: int
-    last_layer: int
-    load_s: float
-    wait_s: float
-    network_s: float
-    compute_s: float
-    finish_s: float
-
-
-class PlanOut(BaseModel):
-    """The part of a plan that the page draws."""
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-
-    ttft_s: float
-    advice: str = Field(max_length=2000)
-    stages: list[StageOut] = Field(min_length=1, max_length=256)
-
-
-def read_plan(path: Path) -> PlanOut:
-    """Read a plan as `edgellm mesh plan --json` prints it. Raises InvalidOption for anything else."""
-    try:
-        return PlanOut.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InvalidOption(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = f"{path} holds no plan ({first['loc'] or first['msg']})."
-        raise InvalidOption(what, f"Make one: edgellm mesh plan ... --json > {path.name}") from None
 
 
 class MeshRecorder:

@@ -61,14 +61,15 @@ STATUS: dict[str, Any] = {
     "requests": {"running": 0, "waiting": 0, "places": 2},
     "devices": [{"name": "desk", "short": "k3fa-9x2m", "addresses": ["192.168.1.20:50151"], "may_here": [],
                  "may_there": ["verify", "compute"]}],
-    "anonymous": False, "mesh": None, "plan": None,
+    "anonymous": False, "mesh": None,
 }  # fmt: skip
-_STAGE = {"load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
-PLAN = {
-    "ttft_s": 2.4, "advice": "Split it over desk and laptop: 2.40 s.",
-    "stages": [{"device": "desk", "first_layer": 1, "last_layer": 16, **_STAGE, "finish_s": 1.5},
-               {"device": "laptop", "first_layer": 17, "last_layer": 28, **_STAGE, "finish_s": 2.4}],
-}  # fmt: skip
+_TIMES = {"load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
+MESH: dict[str, Any] = {"last": {
+    "ttft_s": None, "token_s": None, "planned_ttft_s": 2.4, "planned_token_s": 0.05, "stages": [
+        {"device": "desk", "first_layer": 1, "last_layer": 16, "planned": {**_TIMES, "finish_s": 1.5}},
+        {"device": "laptop", "first_layer": 17, "last_layer": 28, "planned": {**_TIMES, "finish_s": 2.4}},
+    ],
+}}  # fmt: skip
 _SMOLLM2 = {"name": "smollm2:135m", "draft": "smollm2:draft", "verifier": "smollm2:135m", "link": None,
             "context_length": 8192}  # fmt: skip
 SMOLLM2 = {**STATUS, "model": "smollm2:135m", "models": [_SMOLLM2], "devices": [], "anonymous": True}
@@ -294,7 +295,7 @@ STATES: dict[str, tuple[Callable[[Page], None], Mapping[str, Any]]] = {
     "versions": (show_versions, STATUS),
     "settings": (show_settings, STATUS),
     "conversations": (show_conversations, STATUS),
-    "mesh": (show_mesh, {**STATUS, "plan": PLAN}),
+    "mesh": (show_mesh, {**STATUS, "mesh": MESH}),
     "unpaired": (show_unpaired, REFUSED),
     "pairing": (show_pairing, REFUSED),
     "paired": (show_paired, STATUS),

@@ -14,7 +14,6 @@ from edgellm.errors import InvalidOption, PortTaken, VerifierLost
 from edgellm.http import middleware
 from edgellm.http.dialects import error_body
 from edgellm.http.middleware import HttpConfig, checked_host, checked_origin, redact
-from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
@@ -22,7 +21,6 @@ from edgellm.rpc.trust.trust import Peer, Trust
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice
 from tests.http.conftest import HOME, Ask, asker, conversation, serving
-from tests.http.test_page import PLAN
 from tests.rpc.strangers import befriend
 
 PATHS = [("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("POST", "/v1/completions")]
@@ -295,13 +293,6 @@ def test_with_a_key_they_are_named(talkative: LLM, peer: Peer, key: str) -> None
         message = ask("POST", "/v1/chat/completions", conversation(), headers).error["message"]
         assert peer.name in message
         assert "10.0.0.9" in message
-
-
-def test_a_status_may_become_longer_than_a_plan_may_be(own: LLM, peer: Peer) -> None:
-    Trust.load().peers.rename(peer.id, "x")
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(own, "edgellm-verifier"), PLAN.model_copy(update={"advice": "x " * 1000}))
-        assert asker(server)("GET", "/status").json["plan"]["advice"] == "device 1 " * 1000
 
 
 def test_words_are_replaced_whole_and_this_machine_is_no_secret(peer: Peer) -> None:

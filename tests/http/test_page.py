@@ -1,7 +1,6 @@
 """The page in a real browser, headless. `python -m tools.page_shots` makes pictures of its states."""
 
 import hashlib
-import json
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,10 +15,8 @@ import pytest
 from playwright.sync_api import BrowserContext, ConsoleMessage, Page, expect
 
 from edgellm.engine import Model
-from edgellm.errors import InvalidOption
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
-from edgellm.http.status import PlanOut, read_plan
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.trust import Peers
@@ -35,13 +32,6 @@ from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, serving
 from tests.http.test_streaming import Scripted, endless, failing, said
 from tests.waiting import until
 
-STAGE = {"first_layer": 1, "last_layer": 5, "load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
-PLAN = PlanOut.model_validate({
-    "ttft_s": 2.4, "advice": "Split it over desk and laptop: 2.40 s.", "stages": [
-        {"device": "desk", **STAGE, "finish_s": 1.5},
-        {"device": "laptop", **STAGE, "first_layer": 6, "last_layer": 9, "finish_s": 2.4},
-    ],
-})  # fmt: skip
 COLOURS = ["color-contrast"]
 LOOKS: list[tuple[str, str, list[str]]] = [
     ("wide", "light", []), ("wide", "dark", COLOURS), ("narrow", "dark", []), ("narrow", "light", COLOURS),
@@ -97,7 +87,7 @@ def say(page: Page, text: str) -> None:
 
 def test_a_conversation_shows_who_wrote_each_word(page: Page, own: LLM) -> None:
     with HttpServer(HOME) as server:
-        server.open(ServedModel(own, "edgellm-verifier"), PLAN)
+        server.open(ServedModel(own, "edgellm-verifier"))
         page.goto(server.url)
         expect(page.locator("#state")).to_have_text("ready")
         expect(page.locator("#title-model")).to_have_text("edgellm-verifier")
@@ -130,8 +120,7 @@ def test_a_conversation_shows_who_wrote_each_word(page: Page, own: LLM) -> None:
         assert sum(int(count or 0) for count in counts) == len(list(own.reply(QUESTION)))
         expect(page.locator("#costs-rows tr.now th")).to_have_text("everything")
         expect(page.locator("#devices")).to_contain_text("this device")
-        expect(page.locator("#plan-advice")).to_have_text(PLAN.advice)
-        assert page.locator("#gantt rect").count() >= 8
+        expect(page.locator("#plan")).to_be_hidden()
         say(page, "And where is it?")
         expect(page.locator(".said")).to_have_count(2)
         page.click("#new")
@@ -216,7 +205,7 @@ def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None
 def test_on_a_phone_nothing_sticks_out(page: Page, own: LLM) -> None:
     phone = SIZES["narrow"]
     with HttpServer(HOME) as server:
-        server.open(ServedModel(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone"), PLAN)
+        server.open(ServedModel(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone"))
         page.set_viewport_size(phone)
         page.goto(server.url)
         expect(page.locator("#state")).to_have_text("ready")
@@ -615,18 +604,3 @@ def test_a_link_from_another_page_may_lead_to_it(ask: Ask) -> None:
     follows = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     assert ask("GET", "/", None, follows).status == 200
     assert ask("GET", "/v1/models", None, follows).status == 403
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", '{"stages": []}', "null", json.dumps({"ttft_s": 1, "advice": "", "stages": [{}]}), "[" * 9999],
-)
-def test_a_file_without_a_plan_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "plan.json"
-    with pytest.raises(InvalidOption, match="cannot be read"):
-        read_plan(path)
-    path.write_text(text)
-    with pytest.raises(InvalidOption, match="holds no plan"):
-        read_plan(path)
-    path.write_text(json.dumps({**PLAN.model_dump(), "more": 1}))
-    assert read_plan(path) == PLAN

@@ -15,7 +15,6 @@ from edgellm.llm import LLM
 from edgellm.rpc.trust.trust import Peer
 from tests.http.conftest import Answer, Ask, asker, configured, conversation, serving
 from tests.http.test_middleware import peer
-from tests.http.test_page import PLAN
 from tests.http.test_streaming import Scripted, failing
 
 __all__ = ["peer"]
@@ -141,9 +140,9 @@ def test_streams(ask: Ask, usage: bool, logprobs: bool) -> None:
 
 @pytest.fixture
 def troubled(peer: Peer) -> Iterator[Ask]:
-    """A server with a key, a plan and a paired device, whose replies fail behind a notice."""
+    """A server with a key and a paired device, whose replies fail behind a notice."""
     with configured(key=KEY) as server:
-        server.open(ServedModel(cast(LLM, Scripted(failing)), "made-up"), PLAN)
+        server.open(ServedModel(cast(LLM, Scripted(failing)), "made-up"))
         yield asker(server)
 
 
@@ -184,15 +183,12 @@ def test_the_status(ask: Ask, troubled: Ask) -> None:
     counts = {"running": "int", "waiting": "int", "places": "int"}
     model = {"name": "str"} | names | {"memory": {"CPU": "int"}, "users": "int", "idle_s": "float", "expires_s": "null"}
     status = {"model": "str", "requests": counts, "devices": [], "anonymous": "bool", "models": [model], "loading": []}
-    status |= {"mesh": "null", "plan": "null"}
+    status |= {"mesh": "null"}
     same(ask("GET", "/status").json, status)
     device = {"name": "str", "short": "str", "addresses": ["str"], "may_here": ["str"], "may_there": []}
-    times = dict.fromkeys(("load_s", "wait_s", "network_s", "compute_s", "finish_s"), "float")
-    stage = {"device": "str", "first_layer": "int", "last_layer": "int"} | times
-    plan = {"ttft_s": "float", "advice": "str", "stages": [stage]}
     found = troubled("GET", "/status", headers=SIGNED).json
     models = [model | {"draft": "null"}]
-    same(found, status | {"devices": [device], "models": models, "plan": plan})
+    same(found, status | {"devices": [device], "models": models})
 
 
 @pytest.fixture(scope="module")

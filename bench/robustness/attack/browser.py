@@ -1,12 +1,11 @@
 """A real browser: hostile text on our page, and hostile pages against the HTTP server.
 
-Chromium runs headless. The page shows hostile names of models and devices, plans, notices, replies and errors; none may
+Chromium runs headless. The page shows hostile names of models and devices, notices, replies and errors; none may
 become an element, run, load anything or break the content policy. Then pages of three other origins (another port,
 another name of this machine, and a name that is rebound to it) try everything that a page can do to reach the server:
 nothing may be read and no reply may be started.
 """
 
-import json
 import os
 import tempfile
 import threading
@@ -25,7 +24,6 @@ from bench.robustness.attack.harness import Attack, Found
 from edgellm.errors import VerifierLost
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
-from edgellm.http.status import read_plan
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import PairMemory
 from edgellm.rpc.address import Address
@@ -142,14 +140,6 @@ def _remember(name: str, folder: Path) -> None:
     Peers().add(Peer(name, Identity.load(folder).certificate, rights, rights, (Address("127.0.0.1", 9),)))
 
 
-def _plan(text: str, folder: Path) -> Path:
-    stage = dict.fromkeys(("load_s", "wait_s", "network_s", "compute_s", "finish_s"), 1.0)
-    stages = [{"device": text[:200], "first_layer": 1, "last_layer": 2, **stage}]
-    path = folder / "plan.json"
-    path.write_text(json.dumps({"ttft_s": 1.0, "advice": text[:2000], "stages": stages}), encoding="utf-8")
-    return path
-
-
 def _shown(page: Page, text: str, folder: Path) -> list[str]:
     """Return the harm done after the page has shown `text` in every place that others can write."""
     requested: list[str] = []
@@ -160,10 +150,9 @@ def _shown(page: Page, text: str, folder: Path) -> list[str]:
     page.add_init_script(f"({_WATCH})()")
     _remember(text[:40], folder / "device")
     with HttpServer(LOOPBACK) as door:
-        door.open(ServedModel(cast(LLM, Made(text)), text), read_plan(_plan(text, folder)))
+        door.open(ServedModel(cast(LLM, Made(text)), text))
         page.goto(door.url)
         page.wait_for_selector("#state.good", state="attached")
-        page.wait_for_selector("#gantt svg", state="attached")
         page.fill("#question", f"{text} ?")
         page.press("#question", "Enter")
         page.wait_for_selector(".trouble", state="attached")
@@ -190,7 +179,7 @@ def page_with_hostile_text(quick: bool) -> Found:
                 page.set_default_timeout(PATIENCE)
                 wrong += _shown(page, text, folder)
                 page.close()
-    return Found(len(texts) * 8, tuple(wrong), {"texts": len(texts), "places": 8})
+    return Found(len(texts) * 6, tuple(wrong), {"texts": len(texts), "places": 6})
 
 
 TRICKS = (Path(__file__).parent / "foreign_page.js").read_text(encoding="utf-8")
@@ -271,10 +260,6 @@ def _rebound_page(browser: Browser, port: int) -> list[str]:
 
 
 ATTACKS = (
-    Attack(
-        "page-text",
-        "hostile names, plans, notices, replies and errors on the page, in Chromium",
-        page_with_hostile_text,
-    ),
+    Attack("page-text", "hostile names, notices, replies and errors on the page, in Chromium", page_with_hostile_text),
     Attack("foreign-pages", "pages of other origins against the HTTP server, in Chromium", hostile_pages),
 )

@@ -2,7 +2,7 @@
 
 import { askForKey, call } from "./api.js";
 import { byId, element } from "./dom.js";
-import { showMesh, showPlan } from "./mesh_chart.js";
+import { showMesh } from "./mesh_chart.js";
 
 const EVERY_MS = 2000;
 
@@ -70,8 +70,8 @@ async function poll(onStatus) {
     askForKey(false);
     byId("gone").hidden = true;
     showDevices(status);
+    byId("plan").hidden = !status.mesh;
     if (status.mesh) showMesh(status.mesh);
-    else showPlan(status.plan);
     const away = status.link && !status.link.up;
     showState(away ? `${verifierName(status)} is away` : "ready", !away);
     onStatus(status);

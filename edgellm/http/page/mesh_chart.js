@@ -53,18 +53,8 @@ function chart(stages, ends) {
   return svg;
 }
 
-export function showPlan(plan) {
-  byId("plan").hidden = !plan;
-  if (!plan) return;
-  byId("plan-title").textContent = "Mesh plan";
-  byId("plan-advice").textContent = plan.advice;
-  byId("gantt").replaceChildren(chart(plan.stages.map((stage) => ({ ...stage, planned: stage })), [plan.ttft_s]),
-    element("p", "small", `First token after ${plan.ttft_s.toFixed(2)} s.`));
-}
-
 // The running mesh: the last reply, beside the plan for such a reply.
 export function showMesh({ last }) {
-  byId("plan").hidden = false;
   byId("plan-title").textContent = last && last.ttft_s !== null ? "Mesh: the last reply" : "Mesh";
   if (!last) {
     byId("plan-advice").textContent = "After the first reply, this shows what each device did for it.";
