@@ -198,13 +198,12 @@ LISTEN_SECONDS = 2.5
 _SKEW = 120.0  # seconds by which two clocks may differ
 
 
-def examine(*, draft: str = DEFAULT, peers: Sequence[str] = (), interfaces: Sequence[str] = ()) -> Iterator[Finding]:
+def examine(*, draft: str = DEFAULT, peers: Sequence[str] = ()) -> Iterator[Finding]:
     """Yield the findings of all checks; this takes some seconds, as it listens to the network. Verifiers should have
     the vocabulary of the model `draft`. The addresses `peers`, HOST:PORT or the URL of a stock server, are checked,
-    too; `interfaces` are the networks to use instead of those of the home. Raise InvalidOption for one that is wrong.
-    """
+    too. Raise InvalidOption for one that is wrong."""
     addresses = [ModelAddress.parse(text).address for text in peers if not is_url(text)]
-    hosts, vocabulary = chosen_hosts(interfaces), ""
+    hosts, vocabulary = chosen_hosts(), ""
     draft = str(resolve_pair(draft, None).draft)
     computes = True
     for found in examine_machine():
@@ -265,7 +264,7 @@ def examine_interfaces(hosts: Sequence[str]) -> Iterator[Finding]:
     others = "; ".join(f"{one.name} ({one.reason})" for one in known if one not in used)
     if not used:
         what = f"This machine is not in a home network (interfaces: {others or 'none'})."
-        yield _problem("interfaces", what, "Join the home's network, or choose an interface with --interface.")
+        yield _problem("interfaces", what, "Join the home's network, or choose an interface with EDGELLM_INTERFACE.")
     for one in used:
         yield _fine("interfaces", f"{one.name} ({', '.join(one.hosts)}) is used: {one.reason}.")
         yield Finding("waking", *waking(one.name))

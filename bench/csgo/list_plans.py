@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, required=True)
     args = parser.parse_args()
     file = ModelFile.open(args.model)
-    measured = survey(discover_workers(chosen_hosts(())), timed_model(file), remeasure=True)
+    measured = survey(discover_workers(chosen_hosts()), timed_model(file), remeasure=True)
     for name, error in measured.left_out:
         print(f"{name}: {error}", file=sys.stderr)
     fleet, model = measured.fleet(), model_costs(file)

@@ -192,9 +192,8 @@ class _Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         *others, short = super().get_params(ctx)
-        whole: Any = copy(short)
-        whole.name, whole.opts, whole.callback = "help_all", ["--help-all"], _show_all
-        whole.help = "Show all options, and exit."
+        whole, text = copy(short), "Show all options, and exit."
+        vars(whole).update(name="help_all", opts=["--help-all"], callback=_show_all, help=text)
         return [*others, whole, short]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

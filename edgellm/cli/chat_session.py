@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from edgellm import storage
-from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, PairOptions
 from edgellm.cli.views.console import announce, counted, say
 from edgellm.cli.views.progress import Loading, download
 from edgellm.engine import Message
@@ -238,29 +238,36 @@ SMALL = "SmolLM2 135M is small: its facts and sums are often wrong. Better: edge
 _PAUSE = 600  # seconds after a download that failed, in which the next command does not try again
 
 
-def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
-    """Return the names of a pair, after a download of the default verifier, or else those of the bundled home pair."""
-    home = resolve_pair(draft, verifier)
-    if home.missing != SMOLLM2.verifier or not {draft, verifier} <= {DEFAULT, "none", *SMOLLM2}:
-        return draft, verifier
-    failed = cache_dir() / "models" / f"{SMOLLM2.verifier.replace(':', '-')}.failed"
-    reason = f"{home.missing} is not here, and could not be fetched a short while ago."
-    if not (failed.exists() and time.time() - failed.stat().st_mtime < _PAUSE):
-        plan = storage.plan(home.missing)
-        say(f"downloading {home.missing} ({size(plan.size)}; {plan.reason}), once", style="dim")
-        try:
-            download([plan])
-        except EdgeError as error:
-            reason = error.what
-            with suppress(OSError):
-                failed.touch()
-        else:
-            return draft, verifier
-    say(
-        f"{reason} The bundled toy pair answers, which knows a made-up home; try again: edgellm pull {home.missing}",
-        style="yellow",
-    )
-    return str(home.draft), str(home.verifier)
+_Models = TypeVar("_Models", bound=PairOptions)
+
+
+def with_default_pair(models: _Models) -> _Models:
+    """Return `models` with the names of those that DEFAULT means, after a download of the default verifier; without it
+    the home pair stands in. One of the peers verifies if there are any."""
+    asked = models.draft, AUTO if models.peer and models.mesh is None else models.verifier
+    pair, reason = resolve_pair(*asked), ""
+    if pair.missing == SMOLLM2.verifier and {*asked} <= {DEFAULT, "none", *SMOLLM2}:
+        reason = _not_fetched(pair.missing)
+        pair = resolve_pair(*asked)
+    if pair.missing:
+        say(f"{reason} {pair.notice}".strip(), style="yellow")
+    return replace(models, draft=str(pair.draft), verifier=str(pair.verifier))
+
+
+def _not_fetched(name: str) -> str:
+    """Download a model; return why that failed, "" if it is here now."""
+    failed = cache_dir() / "models" / f"{name.replace(':', '-')}.failed"
+    if failed.exists() and time.time() - failed.stat().st_mtime < _PAUSE:
+        return f"{name} could not be fetched a short while ago."
+    plan = storage.plan(name)
+    say(f"downloading {name} ({size(plan.size)}; {plan.reason}), once", style="dim")
+    try:
+        download([plan])
+    except EdgeError as error:
+        with suppress(OSError):
+            failed.touch()
+        return error.what
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,16 +283,15 @@ class ChatPairOpener:
     prompt_cache: int = 0
 
     def open(self, draft: str, verifier: str, peers: Sequence[str] = (), profile: Path | None = None) -> LLM:
-        """Open a pair; one of the `peers` verifies if there are any."""
+        """Open a pair, whose names stand for themselves."""
         with Loading() as loading:
             pair = LLM.open(
-                draft, AUTO if peers else verifier, profile=profile, progress=loading, peers=peers,
+                draft, verifier, profile=profile, progress=loading, peers=peers,
                 history=self.history, hardware=self.hardware.of(VERIFIER), draft_hardware=self.hardware.of(DRAFT),
                 upstream=self.upstream, prompt_cache=self.prompt_cache,
             )  # fmt: skip
-        names = set(resolve_pair(draft, verifier)[:2])
         for known, about in ((HOME, TOY), (SMOLLM2, SMALL)):
-            if self.introduce and not peers and names <= {*known, "none"}:
+            if self.introduce and {draft, verifier} <= {*known, "none"}:
                 say(about, style="dim")
         return self.prepare(pair)
 

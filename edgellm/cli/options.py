@@ -156,10 +156,6 @@ INTERRUPTED = 130
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")]
-Interfaces = Annotated[
-    list[str] | None,
-    typer.Option("--interface", metavar="NAME|IP", show_default="those of the home", rich_help_panel=DEVICES),
-]
 
 
 def _completes(known: Callable[[], Iterable[tuple[str, str]]]) -> Completion:

@@ -61,7 +61,6 @@ class LinkOptions:
     port: int = option(DEFAULT_PORT, "PORT")
     paired_only: bool = option(False, names=("--paired-only",), panel=options.DEVICES)
     announce: bool = option(True, panel=options.DEVICES)
-    interface: tuple[str, ...] = option((), "NAME|IP", panel=options.DEVICES, shown="those of the home")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from edgellm.cli.options import (
     DRAFT,
     VERIFIER,
     HardwareOptions,
+    PairOptions,
     on_command_line,
     refuse_given,
     upstream_options,
@@ -32,7 +33,7 @@ from edgellm.errors import EdgeError, InvalidOption, size
 from edgellm.http.catalogs import ModelDefaults, NamedModels, PairOpener
 from edgellm.http.model_host import ServedModel
 from edgellm.http.status import MeshRecorder
-from edgellm.llm import AUTO, LLM
+from edgellm.llm import LLM
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.model_loading import OpenedVerifier, eagle3_named, named, sampling_behind
 from edgellm.rpc.address import Address, ModelAddress
@@ -40,7 +41,6 @@ from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import resolve
 from edgellm.storage.fingerprint import FileHash
-from edgellm.storage.model_files import resolve_pair
 from edgellm.verifier.in_process import EXTRA_TOKENS
 
 if TYPE_CHECKING:
@@ -76,21 +76,20 @@ def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> Non
         if on_command_line(ctx, "verifier"):
             raise InvalidOption("-m and --verifier both name the model whose text is served.", "Leave one of them out.")
         models = replace(models, verifier=asked.served.only_model or DEFAULT)
-    draft, verifier = with_default_pair(models.draft, AUTO if models.peer and models.mesh is None else models.verifier)
-    opener = None
+    models, opener = with_default_pair(models), None
     if models.mesh is not None:
-        served = _over_devices(replace(asked, models=models), draft, verifier)
+        served = _over_devices(replace(asked, models=models))
     else:
         with Loading() as loading:
             pair = LLM.open(
-                draft, verifier, progress=loading, peers=models.peer, hardware=defaults.hardware,
+                models.draft, models.verifier, progress=loading, peers=models.peer, hardware=defaults.hardware,
                 draft_hardware=defaults.draft_hardware, upstream=models.upstream(), replies=asked.at_once,
                 fewer_replies=asked.http.replies is None, prompt_cache=defaults.prompt_cache,
             )  # fmt: skip
         announce(pair.verifier_reason, pair.notices)
         served = ServedModel(pair, pair.name, options=replies, replies=pair.replies)
         if pair.verifier_up is None:
-            opener = PairOpener(pair.name, named(draft), named(verifier), defaults)
+            opener = PairOpener(pair.name, named(models.draft), named(models.verifier), defaults)
     with served.pair:
         _check(served.pair, replies)
         if http is not None:
@@ -113,13 +112,11 @@ def _check(pair: LLM, replies: ReplyOptions) -> None:
         say(f"{pair.name} has no chat template: it continues texts, at /v1/completions.", style="yellow")
 
 
-def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
+def _over_devices(asked: Asked) -> ServedModel:
     from edgellm.cli.commands.mesh import over_devices
 
-    pair = resolve_pair(draft, verifier)
-    models = replace(asked.models, draft=str(pair.draft), verifier=str(pair.verifier))
     sessions = asked.http.replies or 2  # every device reserves memory for each
-    llm, opened = over_devices(models, _PLANNED, asked.hardware, sessions=sessions)
+    llm, opened = over_devices(asked.models, _PLANNED, asked.hardware, sessions=sessions)
     recorder = None if opened is None else MeshRecorder(opened)
     return ServedModel(llm, llm.name, options=asked.replies, recorder=recorder, replies=sessions)
 
@@ -131,8 +128,8 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
     from edgellm.services.server.servers import serve_verifier as start
 
     link, head = asked.link, _eagle3(ctx, asked.models.draft)
-    verifier = resolve_pair(*with_default_pair("none", asked.served.only_model or DEFAULT)).verifier
-    path = resolve(str(verifier))
+    verifier = with_default_pair(PairOptions("none", asked.served.only_model or DEFAULT)).verifier
+    path = resolve(verifier)
     with Loading() as loading, Loading("hashing") as hashing, Loading("measuring") as measuring:
 
         def measured(loaded: Model) -> CostCurve:
@@ -146,7 +143,7 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
             progress=partial(loading, path.name), measure=measured,
         )  # fmt: skip
     say(f"{server.placement}.", style="dim")
-    _say_how_to_use(server, link)
+    _say_how_to_use(server)
     with ExitStack() as opened:
         if http is not None:
             served = _served(asked, opened.enter_context(LLM(server.model, verifier=server.inside())))
@@ -204,7 +201,7 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     cache = WeightCache(SeveralSources(*own, stored), unit=unit, memory=limit, keep=link.keep)
     server = WorkerServer(cache, address, on_event=_print_report, trust=trust, stored=stored, more=more)
     server.start()
-    reached = replace(server.address, host=next(iter(_hosts_of(server, link.interface)), link.host))
+    reached = replace(server.address, host=next(iter(_hosts_of(server)), link.host))
     say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{reached}:7-12", style="bold")
     say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
     say(f"Memory for layers and caches: {size(limit)} ({reason}).", style="dim")
@@ -235,7 +232,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
 
     def say_how() -> None:
         names = [model.name for model in server.models]
-        _say_how_to_use(server, link, names if len(names) > 1 else ())
+        _say_how_to_use(server, names if len(names) > 1 else ())
 
     with ExitStack() as opened:
         if http is not None and not server.models:
@@ -279,9 +276,9 @@ def _pair_over(model: ServerPool, verifier: ColocatedVerifier) -> LLM:
     return LLM(model.text, verifier=remote)
 
 
-def _hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:
+def _hosts_of(server: Listener) -> list[str]:
     """Return the hosts at which others reach a server: its address, or all addresses of this machine in the home."""
-    return chosen_hosts(interface) if server.address.unspecified else [server.address.host]
+    return chosen_hosts() if server.address.unspecified else [server.address.host]
 
 
 @contextmanager
@@ -295,7 +292,7 @@ def _announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
 
     def hosts() -> list[str]:
         """Return where others reach the server now; announcements are made over IPv4."""
-        return [host for host in _hosts_of(server, link.interface) if host.replace(".", "").isdigit()]
+        return [host for host in _hosts_of(server) if host.replace(".", "").isdigit()]
 
     short = server.trust.identity.id.short
     with keep_announced(ServiceKind.DEVICE, short, server.address.port, hosts) as begun:
@@ -306,11 +303,11 @@ def _announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
         yield
 
 
-def _say_how_to_use(server: Listener, link: LinkOptions, models: Sequence[str] = ()) -> None:
+def _say_how_to_use(server: Listener, models: Sequence[str] = ()) -> None:
     hosts, lead, style = [server.address.host], "Use it with: edgellm chat --verifier", "bold"
     if server.trust is not None:
         say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
-        hosts, style = _hosts_of(server, link.interface), "dim"
+        hosts, style = _hosts_of(server), "dim"
         lead = f"or{' to choose a model' if models else ', if it is not found'}: edgellm chat --peer"
     for host in hosts:
         for model in models or ("",):

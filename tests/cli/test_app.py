@@ -299,7 +299,6 @@ REFUSED = {
     "pair --grant everything": (2, "There is no right 'everything'"),
     "pair --grant ''": (2, "No right is given"),
     "pair --name '\x1b[31m'": (2, "not a valid device name"),
-    "pair --interface nothing0": (2, "There is no interface 'nothing0'"),
     "peers rm": (2, "needs a device"),
     "peers rm attic": (1, "No paired device is called 'attic'. Paired devices: phone"),
     "peers rm phone now": (2, "takes no value"),

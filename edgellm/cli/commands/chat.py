@@ -14,7 +14,6 @@ from edgellm.cli.views.console import decode, is_terminal, read_text, say
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import ReplyOptions
-from edgellm.storage.model_files import resolve_pair
 
 _CONVERSATION = "Conversation"
 
@@ -88,12 +87,9 @@ def chat(
         wanted, hardware, talk.history, introduce, models.upstream(), prompt_cache=int(1e9 * talk.prompt_cache)
     )
     reports = None
-    draft, verifier = with_default_pair(
-        models.draft, "auto" if models.peer and models.mesh is None else models.verifier
-    )
-    named = resolve_pair(draft, verifier)
+    models = with_default_pair(models)
     if models.mesh is None:
-        pair = opener.open(draft, verifier, models.peer, talk.profile)
+        pair = opener.open(models.draft, models.verifier, models.peer, talk.profile)
     else:
         from edgellm.cli.commands.mesh import over_devices, reports_on
         from edgellm.engine import Message
@@ -101,9 +97,8 @@ def chat(
 
         turns = [Message(role, text) for role, text in stored.conversation.turns]
         asked = compose(question or "", context=[text for _, text in texts], history=turns, system=talk.system)
-        resolved = replace(models, draft=str(named.draft), verifier=str(named.verifier))
         over, mesh = over_devices(
-            resolved, wanted.max_tokens, hardware, messages=asked, explain=talk.explain, history=talk.history
+            models, wanted.max_tokens, hardware, messages=asked, explain=talk.explain, history=talk.history
         )
         pair, reports = opener.prepare(over), reports_on(mesh, talk)
     session = Chat(
@@ -113,7 +108,7 @@ def chat(
         if question is None:
             from edgellm.cli.interactive import Conversing, converse
 
-            names = None if models.mesh is not None or models.peer else (str(named.draft), str(named.verifier))
+            names = None if models.mesh is not None or models.peer else (models.draft, models.verifier)
             return converse(Conversing(session, talk, opener, names), history=talk.history)
         summary = print_reply(session.ask(question), talk)
         session.add_reply(summary)

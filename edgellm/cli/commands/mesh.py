@@ -12,7 +12,6 @@ import typer
 
 from edgellm.cli import options
 from edgellm.cli.commands.mesh_devices import (
-    HomeOptions,
     PlanOptions,
     find_home_workers,
     print_left_out,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 def plan(
     ctx: typer.Context,
     asked: PlanOptions,
-    home: HomeOptions,
     hardware: Annotated[options.PlanHardware, *options.PLANNING],
     model: str | None = typer.Argument(None, metavar="[MODEL]", autocompletion=options.model_names, show_default=False),
     as_json: options.AsJson = False,
@@ -61,8 +59,8 @@ def plan(
     if described or model is None or file is None:
         _show_stages(asked, file, _fleet(asked), workload, as_json=as_json)
         return
-    choice = engine_for(file, home.engine)
-    workers = find_home_workers(home.interface, home.peer)
+    choice = engine_for(file, asked.engine)
+    workers = find_home_workers(asked.peer)
     survey = survey_workers(file, workers, asked.measure, own, by_stand_in=choice.over_rpc)
     row: dict[str, Any] = {"engine": choice.engine, "engine_reason": choice.reason, "doubtful": survey.doubts()}
     if not choice.over_rpc:
@@ -238,7 +236,7 @@ def _placed(
     from edgellm.mesh import part_of
     from edgellm.mesh.placement import model_costs
 
-    workers = find_home_workers((), models.peer)
+    workers = find_home_workers(models.peer)
     unusable = [(worker.name, worker.error) for worker in workers if worker.error is not None]
     if len(unusable) == len(workers):
         print_left_out(unusable)

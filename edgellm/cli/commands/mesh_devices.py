@@ -27,18 +27,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class HomeOptions:
-    """The devices of a home, and the engine that spreads a model over them."""
-
-    engine: options.Engine = option("auto", "auto|stages|rpc")
-    peer: tuple[str, ...] = option((), "[NAME=]HOST:PORT")
-    interface: tuple[str, ...] = option((), "NAME|IP", panel=options.DEVICES, shown="those of the home")
-
-
-@dataclass(frozen=True, slots=True)
 class PlanOptions:
     """The options of a plan, and its devices if not those of this home."""
 
+    engine: options.Engine = option("auto", "auto|stages|rpc")
+    peer: tuple[str, ...] = option((), "[NAME=]HOST:PORT")
     devices: Path | None = option(None, "FILE.toml")
     preset: str | None = option(None, "NAME")
     tokens_in: int = option(1024, "N", least=1)
@@ -52,15 +45,14 @@ class PlanOptions:
 
 def peers(
     measure: str | None = typer.Option(None, metavar="MODEL", autocompletion=options.model_names, show_default=False),
-    interface: options.Interfaces = None,
     as_json: options.AsJson = False,
 ) -> None:
     from edgellm.engine import ModelFile
     from edgellm.engine.hardware import ON_PROCESSOR
 
     if measure is not None:
-        survey_workers(ModelFile.open(resolve(measure)), find_home_workers(interface), True, ON_PROCESSOR)
-    workers = paired_workers(interface)
+        survey_workers(ModelFile.open(resolve(measure)), find_home_workers(), True, ON_PROCESSOR)
+    workers = paired_workers()
     rows = [_row(worker) for worker in (None, *workers)]
     show(rows, _COLUMNS, as_json, empty="")
     if not workers and not as_json:
@@ -69,7 +61,7 @@ def peers(
         say("Measure the other devices with --measure MODEL, or by `edgellm mesh plan MODEL`.", "dim")
 
 
-def paired_workers(interface: Sequence[str] | None) -> list[Worker]:
+def paired_workers() -> list[Worker]:
     """Return the paired devices as workers."""
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.layers import find_workers
@@ -78,17 +70,17 @@ def paired_workers(interface: Sequence[str] | None) -> list[Worker]:
     trust = Trust.load()
     known = trust.peers.all()
     with activity("asking the devices"):
-        return find_workers(trust, known, chosen_hosts(interface or ())) if known else []
+        return find_workers(trust, known, chosen_hosts()) if known else []
 
 
-def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
+def find_home_workers(peers: Sequence[str] = ()) -> list[Worker]:
     """Return the workers among the paired devices, and those at the addresses `peers`, [NAME=]HOST:PORT."""
     from edgellm.mesh.fleet_profiler import discover_workers, parse_peer
     from edgellm.rpc.discovery.interfaces import chosen_hosts
 
     places = [parse_peer(peer) for peer in peers]
     with activity("looking for devices"):
-        return discover_workers(chosen_hosts(interface or ()), places)
+        return discover_workers(chosen_hosts(), places)
 
 
 def survey_workers(
@@ -229,8 +221,7 @@ class DeployOptions:
 def deploy(
     ctx: typer.Context,
     asked: DeployOptions,
-    planned: Annotated[PlanOptions, "tokens_in", "tokens_out", "objective"],
-    home: Annotated[HomeOptions, "peer", "interface"],
+    planned: Annotated[PlanOptions, "peer", "tokens_in", "tokens_out", "objective"],
     hardware: Annotated[options.PlanHardware, *options.PLANNING],
     model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names),
     as_json: options.AsJson = False,
@@ -247,7 +238,7 @@ def deploy(
     file = ModelFile.open(resolve(model))
     workers: Mapping[str, Worker] = {}
     if asked.split is None:
-        named, workers = _advised(file, planned, home, hardware.of(options.VERIFIER))
+        named, workers = _advised(file, planned, hardware.of(options.VERIFIER))
         if [one.name for one in named] == [HERE]:
             say("There is nothing to deploy: the plan uses this device alone, which has the model.")
             if as_json:
@@ -256,7 +247,7 @@ def deploy(
     else:
         named = read_split(asked.split)
         if not all(one.name == HERE or ":" in one.name for one in named):
-            workers = {worker.name: worker for worker in find_home_workers(home.interface, home.peer)}
+            workers = {worker.name: worker for worker in find_home_workers(planned.peer)}
     parts = deploy_parts(named, workers)
     with Loading("reading") as loading:
         manifest = manifest_of(file, [part.layers for part in parts], lambda share: loading(file.path.name, share))
@@ -277,9 +268,7 @@ def deploy(
         raise typer.Exit(1)
 
 
-def _advised(
-    file: ModelFile, asked: PlanOptions, home: HomeOptions, own: Hardware
-) -> tuple[tuple[StageShare, ...], dict[str, Worker]]:
+def _advised(file: ModelFile, asked: PlanOptions, own: Hardware) -> tuple[tuple[StageShare, ...], dict[str, Worker]]:
     """Return the shares of the best plan, which is printed, and the workers by name."""
     from edgellm.cli.views.mesh_view import say_context
     from edgellm.coldstart.plan import plan
@@ -287,7 +276,7 @@ def _advised(
 
     own = replace(own, n_ctx=planned_positions(file, own.n_ctx, asked.tokens_in + asked.tokens_out))
     workload = Workload(asked.tokens_in, asked.tokens_out, asked.objective, hardware=own)
-    survey = survey_workers(file, find_home_workers(home.interface, home.peer), False, own)
+    survey = survey_workers(file, find_home_workers(asked.peer), False, own)
     found = plan(workload.home(file, survey.fleet()), within(PLAN_SECONDS))
     say(found.advice)
     say_context(own.n_ctx)
@@ -318,14 +307,13 @@ def layers(
     on: str | None = typer.Option(None, metavar="DEVICE", show_default="all"),
     model: str | None = typer.Option(None, "-m", "--model", metavar="MODEL", show_default="all"),
     yes: options.Yes = False,
-    interface: options.Interfaces = None,
     as_json: options.AsJson = False,
 ) -> None:
     from edgellm.mesh.deploy import deploy_parts
 
     if on is None and action == "clean":
         raise InvalidOption("`mesh layers clean` needs a device.", "Example: edgellm mesh layers clean --on here")
-    workers = [] if on == HERE or (on and ":" in on) else paired_workers(interface)
+    workers = [] if on == HERE or (on and ":" in on) else paired_workers()
     chosen: list[Worker | None] = [None, *workers]
     if on is not None:
         (part,) = deploy_parts([StageShare(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})

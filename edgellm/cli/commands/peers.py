@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import typer
 from rich.text import Text
 
-from edgellm.cli.options import AsJson, Interfaces, completion, peer_names
+from edgellm.cli.options import AsJson, completion, peer_names
 from edgellm.cli.views.console import Columns, emit_json, err, facts, format_age, one_line, say, show
 from edgellm.cli.views.progress import activity
 from edgellm.errors import InvalidOption, PairingFailed, ServerUnreachable, VerifierUnreachable, size
@@ -63,7 +63,6 @@ def pair(
     words: list[str] | None = typer.Argument(None, metavar="[HOST:PORT] [CODE]"),
     grant: str = typer.Option("verify", metavar="RIGHTS", autocompletion=completion(_RIGHTS, _RIGHTS)),
     name: str | None = typer.Option(None, metavar="NAME", show_default="the host name"),
-    interface: Interfaces = None,
     port: int = typer.Option(PAIRING_PORT, metavar="PORT"),
     as_json: bool = typer.Option(False, "--json"),
 ) -> None:
@@ -80,7 +79,7 @@ def pair(
         if not given:
             raise InvalidOption("The code is missing.", "Add it after the address: edgellm pair HOST:PORT 7-lamp-otter")
     code = Code.parse(" ".join(given)) if given else None
-    hosts = chosen_hosts(interface or ())
+    hosts = chosen_hosts()
     about = Introduction(own_name, rights, tuple(Address(host, DEFAULT_PORT) for host in hosts))
     trust = Trust.load()
     if code is None:
@@ -108,7 +107,7 @@ def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as
 
     if not hosts:
         raise PairingFailed(
-            "This machine is in no network with other devices.", "Join one, or choose an interface with --interface."
+            "This machine is in no network with other devices.", "Join one, or name an interface by EDGELLM_INTERFACE."
         )
     instance = new_instance()
     code = Code.new(code_number(instance))
@@ -225,7 +224,6 @@ def peers(
     value: str | None = typer.Argument(None, metavar="VALUE"),
     ask: bool = typer.Option(True, "--ask/--no-ask"),
     wait: float = typer.Option(WAKE_SECONDS, metavar="SECONDS", min=0.0),
-    interface: Interfaces = None,
     as_json: AsJson = False,
 ) -> None:
     from edgellm.rpc.trust.trust import Peer, Peers
@@ -233,13 +231,13 @@ def peers(
     if action != "list":
         peer = _named(action, device, value)
         if action == "wake" and value is None and isinstance(peer, Peer):
-            _wake(peer, wait, interface, as_json)
+            _wake(peer, wait, as_json)
         else:
             _change(action, peer, value, as_json)
     elif device is not None:
         raise InvalidOption(f"`peers {action}` takes no device.", "Leave it out: edgellm peers")
     else:
-        _list(Peers().with_phones(), interface, ask, as_json)
+        _list(Peers().with_phones(), ask, as_json)
 
 
 def _named(action: Action, device: str | None, value: str | None) -> Peer | Phone:
@@ -257,13 +255,13 @@ def _named(action: Action, device: str | None, value: str | None) -> Peer | Phon
     return Peers().find_any(device)
 
 
-def _wake(peer: Peer, seconds: float, interface: list[str] | None, as_json: bool) -> None:
+def _wake(peer: Peer, seconds: float, as_json: bool) -> None:
     """Send magic packets to a device until it answers. Raise VerifierUnreachable where it has not within `seconds`."""
     from edgellm.rpc.discovery.interfaces import chosen_hosts, send_magic_packets
     from edgellm.rpc.discovery.peer_probe import probe_peers
     from edgellm.rpc.trust.trust import Trust
 
-    trust, hosts, began = Trust.load(), chosen_hosts(interface or ()), monotonic()
+    trust, hosts, began = Trust.load(), chosen_hosts(), monotonic()
     sent = send_magic_packets(peer.cards)
     if not sent:
         where = ", ".join(str(card.network) for card in peer.cards) or "no network that is known"
@@ -313,7 +311,7 @@ def _change(action: Action, peer: Peer | Phone, value: str | None, as_json: bool
                    "may_here": _entry_row(now)["may_here"] if now else []})  # fmt: skip
 
 
-def _list(known: Sequence[Peer | Phone], interface: list[str] | None, ask: bool, as_json: bool) -> None:
+def _list(known: Sequence[Peer | Phone], ask: bool, as_json: bool) -> None:
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
     from edgellm.rpc.trust.trust import Peer, Trust
@@ -321,7 +319,7 @@ def _list(known: Sequence[Peer | Phone], interface: list[str] | None, ask: bool,
     peers = [one for one in known if isinstance(one, Peer)]
     answers = [ProbeResult(peer, None, None) for peer in peers]
     if ask and peers:
-        answers = probe_peers(Trust.load(), peers, chosen_hosts(interface or ()))
+        answers = probe_peers(Trust.load(), peers, chosen_hosts())
     asked = {answer.peer.id: _row(answer) for answer in answers}
     rows = [asked.get(one.id) or _entry_row(one) for one in known]
     columns = _COLUMNS if ask else {**_COLUMNS, " round trip": lambda _: "not asked"}

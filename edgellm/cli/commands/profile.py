@@ -47,10 +47,10 @@ def profile(
 
     tidy()
     read = read_prompts(prompts)
-    draft, verifier = with_default_pair(models.draft, models.verifier)
+    models = with_default_pair(models)
     with Loading() as loading:
         pair = LLM.open(
-            draft, verifier, progress=loading, hardware=hardware.of(options.VERIFIER),
+            models.draft, models.verifier, progress=loading, hardware=hardware.of(options.VERIFIER),
             draft_hardware=hardware.of(options.DRAFT), upstream=models.upstream(),
         )  # fmt: skip
     with pair:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.text import Text
 
-from edgellm.cli.options import DEFAULT, DEFAULT_DRAFT, AsJson, Interfaces, model_names
+from edgellm.cli.options import DEFAULT, DEFAULT_DRAFT, AsJson, model_names
 from edgellm.cli.views import console as ui
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable, ServiceFailed, size
 from edgellm.state import write_state
@@ -117,8 +117,9 @@ def _time(seconds: float) -> str:
 
 UNIT = "edgellm.service"
 _SECONDS = 30.0  # limit for a call of systemctl
-_KEPT = ("EDGELLM_HOME", "EDGELLM_MODELS", "EDGELLM_PAIR", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
-"""The variables that a service needs to find the same files; no token is written into a unit."""
+_KEPT = ("EDGELLM_HOME", "EDGELLM_INTERFACE", "EDGELLM_MODELS", "EDGELLM_PAIR", "HF_HOME", "HF_HUB_CACHE",
+         "HF_ENDPOINT", "HF_HUB_OFFLINE")  # fmt: skip
+"""The variables that a service needs to find the same files and networks; no token is written into a unit."""
 _SHOWN = ("ActiveState", "UnitFileState", "MainPID", "ExecMainStartTimestamp")
 
 
@@ -292,7 +293,6 @@ def doctor(
         DEFAULT, metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names, show_default=DEFAULT_DRAFT
     ),
     peer: list[str] | None = typer.Option(None, metavar="HOST:PORT|URL"),
-    interface: Interfaces = None,
     as_json: AsJson = False,
 ) -> int:
     from edgellm.diagnostics import examine
@@ -300,7 +300,7 @@ def doctor(
     findings: list[Finding] = []
     if not as_json:
         ui.say("checking; this takes some seconds ...", style="dim")
-    for one in examine(draft=draft, peers=peer or (), interfaces=interface or ()):
+    for one in examine(draft=draft, peers=peer or ()):
         findings.append(one)
         if not as_json:
             made = ui.grid({"min_width": 8}, {"min_width": 11, "style": "dim"}, {"overflow": "fold"})

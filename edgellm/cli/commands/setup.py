@@ -11,7 +11,7 @@ import typer
 
 from edgellm import storage
 from edgellm.cli.commands.config import write_settings
-from edgellm.cli.options import DEVICES, catalog_names, option, with_records
+from edgellm.cli.options import catalog_names, option, with_records
 from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, table, tell
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed, size
@@ -70,7 +70,6 @@ class SetupOptions:
     dry_run: bool = option(False, names=("--dry-run",))
     pair_device: bool | None = option(None, names=("--pair/--no-pair",), shown="ask, if none is paired")
     at_login: bool | None = option(None, names=("--at-login/--no-at-login",), shown="ask")
-    interface: tuple[str, ...] = option((), "NAME|IP", panel=DEVICES, shown="those of the home")
     as_json: bool = option(False, names=("--json",))
 
     @property
@@ -96,7 +95,7 @@ def setup(context: typer.Context, asked: SetupOptions) -> None:
     from edgellm.rpc.trust.trust import Peers, Trust
 
     asks, known = asked.asks, Peers().all()
-    answers = probe_peers(Trust.load(), known, chosen_hosts(asked.interface)) if known else []
+    answers = probe_peers(Trust.load(), known, chosen_hosts()) if known else []
     choice = _choose(asked.verifier, answers, must_ask_hub=not asked.dry_run)
     wanted = sum(model.size for model in choice.missing)
     row: dict[str, Any] = {

@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,11 +54,11 @@ def own_hosts() -> frozenset[str]:
     return frozenset(one.address.partition("%")[0] for one in found)
 
 
-def chosen_hosts(names: Sequence[str] = ()) -> list[str]:
-    """Return the IPv4 addresses of the interfaces with these names or addresses. Without `names`, use the interfaces in
-    `EDGELLM_INTERFACE` (separated by commas), or else those chosen by default."""
+def chosen_hosts() -> list[str]:
+    """Return the IPv4 addresses of the interfaces that `EDGELLM_INTERFACE` names, by their names or addresses and
+    separated by commas, or else of those chosen by default."""
     known = interfaces()
-    names = names or [name.strip() for name in os.environ.get("EDGELLM_INTERFACE", "").split(",") if name.strip()]
+    names = [name.strip() for name in os.environ.get("EDGELLM_INTERFACE", "").split(",") if name.strip()]
     if not names:
         return [host for interface in known if interface.chosen for host in interface.hosts]
     hosts: list[str] = []
@@ -66,7 +66,9 @@ def chosen_hosts(names: Sequence[str] = ()) -> list[str]:
         found = [host for interface in known for host in interface.hosts if name in (interface.name, host)]
         if not found:
             available = ", ".join(interface.name for interface in known) or "none"
-            raise InvalidOption(f"There is no interface {name!r} with an IPv4 address.", f"Available: {available}.")
+            raise InvalidOption(
+                f"EDGELLM_INTERFACE: there is no interface {name!r} with an IPv4 address.", f"Available: {available}."
+            )
         hosts += found
     return hosts
 
