@@ -10,7 +10,7 @@ from edgellm.engine import Model
 from edgellm.llm.ngram_runtime import continues_word
 from edgellm.llm.reply import MAX_MODEL_DRAFT
 from edgellm.spec.drafters.model import HybridDrafter, ModelDrafter
-from edgellm.spec.drafting.acceptance import PRIORS, EvidenceAcceptance
+from edgellm.spec.drafting.acceptance import EvidenceAcceptance
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import Bid, DraftPolicy
 from edgellm.spec.ngram.calibration import Calibration
@@ -113,7 +113,7 @@ class SuffixLookup(DraftSource):
     def cursor(self) -> TextCursor:
         here = self._seen.automaton
         matched = here.length[here.seen]
-        before, deep = self._past.match
+        before, deep = self._past.state, self._past.matched
         if deep > matched:
             return TextCursor(self._texts, self._past.automaton.end[before] + 1, deep)
         return TextCursor(self._seen.text, here.end[here.seen] + 1 if matched else -1, matched)
@@ -141,7 +141,7 @@ class Method:
         sources: dict[str, DraftSource | None] = {"base": base, **{name: beside[name] for name in others}}
         if self.calibrates:
             sources["none"] = _Mute(seen)
-        priors = dict(zip(SOURCES, PRIORS, strict=True))
+        priors = {name: kind.prior for name, kind in SOURCES.items()}
         chances = EvidenceAcceptance([prior, *(priors[name] for name in others), 0.0])
         self.copies = Retriever(
             sources, chances, inside=inside, is_eog=cache(model.is_eog), hopeless=HOPELESS if others else 0.0

@@ -62,8 +62,7 @@ def replied(
     our hits by budget, and the two chances of the first token with ours and each of `LOWERED`."""
     with Context(draft, SPEC) as scoring, Context(verifier, SPEC) as judging, Context(draft, BRANCHED) as context:
         drafter, text = parallel.BranchingDrafter(draft, context), prompt
-        more: dict[str, Any] = {"is_eog": draft.is_eog, "rejection": learned.rejection}
-        ours = [parallel.ParallelDrafter(drafter, branches=n, **more) for n in BUDGETS]
+        ours = [parallel.ParallelDrafter(drafter, learned, is_eog=draft.is_eog, branches=n) for n in BUDGETS]
         while len(text) < len(prompt) + tokens:
             state = GenerationState(text, sampling)
             chunk = drafter.propose(state, GAMMA)

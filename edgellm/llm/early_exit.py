@@ -1,7 +1,6 @@
 """Early exits from a draft model: the two parts that it is cut into, and a drafter with them."""
 
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -42,35 +41,34 @@ def first_exit(model: Model) -> int:
 
 
 class EarlyExits:
-    """The early exits from one model; the cache folder keeps its parts by the fingerprint of its file."""
+    """The early exits from one model at its first exit; the cache folder keeps the two parts by the fingerprint of its
+    file."""
 
     def __init__(self, model: Model, fingerprint: str) -> None:
         self._model, self._fingerprint = model, fingerprint[:16]
-        self._parts: dict[int, tuple[Model, Model]] = {}
+        self._parts: list[Model] = []
 
     def open(
-        self, layer: int, spec: ContextSpec, *, threshold: float, layers: tuple[int, ...] = (),
-        shared: int | None = None,
-    ) -> "EarlyExitDrafter":  # fmt: skip
-        """Return a drafter that leaves the model after `layer`; the others as for `EarlyExitDrafter`. Raises
-        ModelUnsupported: a model that cannot be cut; InvalidOption: there is no room for the parts."""
-        if layer not in self._parts:
+        self, spec: ContextSpec, *, threshold: float, layers: tuple[int, ...] = (), shared: int | None = None
+    ) -> "EarlyExitDrafter":
+        """Return a drafter; the arguments as for `EarlyExitDrafter`. Raises InvalidOption: the model cannot be cut, or
+        there is no room for the parts."""
+        if not self._parts:
             hardware = LoadSpec(self._model.hardware)
             with ExitStack() as opened:
-                lower, upper = (opened.enter_context(Model.load(part, hardware)) for part in self._cut(layer))
+                parts = self._cut(first_exit(self._model))
+                self._parts = [opened.enter_context(Model.load(part, hardware)) for part in parts]
                 opened.pop_all()
-            self._parts[layer] = lower, upper
-        lower_part, upper_part = self._parts[layer]
+        lower, upper = self._parts
         return EarlyExitDrafter(
-            lower_part, upper_part, n_ctx=spec.n_ctx, threads=spec.threads, threshold=threshold,
-            layers=tuple(each for each in layers if each < lower_part.n_layer), shared=shared,
+            lower, upper, n_ctx=spec.n_ctx, threads=spec.threads, threshold=threshold,
+            layers=tuple(each for each in layers if each < lower.n_layer), shared=shared,
         )  # fmt: skip
 
     def close(self) -> None:
-        """Close all parts."""
-        for part in chain.from_iterable(self._parts.values()):
-            part.close()
-        self._parts.clear()
+        """Close the parts."""
+        while self._parts:
+            self._parts.pop().close()
 
     def _cut(self, layer: int) -> list[Path]:
         """Return the files of the part up to `layer`, and of the rest, cut now if they are not there."""

@@ -47,14 +47,12 @@ SPARE = 16  # least cells of the cache for a branch
 @dataclass(frozen=True, slots=True)
 class DrafterKind:
     """The abilities of a drafter beside drafting: measure the attention of `layers`, follow `branches` guesses of up to
-    `gamma` tokens each, leave the model after `exit_layer` for tokens surer than `threshold`.
-    """
+    `gamma` tokens each, leave the model early for tokens surer than `exits`."""
 
     layers: tuple[int, ...] = ()
     branches: int = 0
     gamma: int = 0
-    exit_layer: int | None = None
-    threshold: float = 1.0
+    exits: float | None = None
 
 
 class Drafters:
@@ -107,10 +105,8 @@ class Drafters:
 
     def _open(self, kind: DrafterKind) -> Drafter:
         shared, translation = self._fit.shared_tokens, self._fit.translation
-        if kind.exit_layer is not None and translation is None:
-            early: Drafter = self.exits.open(
-                kind.exit_layer, self._spec, threshold=kind.threshold, layers=kind.layers, shared=shared
-            )
+        if kind.exits is not None and translation is None:
+            early: Drafter = self.exits.open(self._spec, threshold=kind.exits, layers=kind.layers, shared=shared)
             return early
         spec = replace(self._spec, n_seq=1 + kind.branches, spare=kind.branches * max(SPARE, kind.gamma + 2))
         capture = Capture(attention=kind.layers) if kind.layers else None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
+from edgellm.spec.drafting.policy import Arm
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions, mechanism
 from edgellm.state import close_to_others, set_aside
@@ -191,7 +192,6 @@ def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool =
 
 FIRST = ".first.json"
 """Ending of the file of first replies."""
-_LAST = 0.2  # weight of the last verdict's time
 
 
 class PairStats:
@@ -205,8 +205,8 @@ class PairStats:
         `given` is a profile to use. Without `history`, and while the history is off, observations stay in memory.
         Raises ProfileUnusable: the given profile is of other models, of another version, or no profile."""
         self._draft, self._verifier, self._history = draft, verifier, history
-        self.verdict_seconds: float | None = None
-        """The recent wait for a verdict on a drafted chunk."""
+        self.verdicts = Arm()
+        """The recent waits for a verdict on a drafted chunk, by reply."""
         self._learned: dict[tuple[object, ...], tuple[BudgetController, ConfidenceAcceptance]]
         self._learned = defaultdict(lambda: (BudgetController(), ConfidenceAcceptance()))
         self._hashes: tuple[str, str] | None = None
@@ -256,11 +256,6 @@ class PairStats:
         with suppress(OSError):
             path.with_suffix(FIRST).unlink(missing_ok=True)
         return path
-
-    def observe_verdicts(self, seconds: float, verdicts: int) -> None:
-        """Record the mean seconds of the last `verdicts` on drafted chunks."""
-        before = seconds if self.verdict_seconds is None else self.verdict_seconds
-        self.verdict_seconds = seconds + (1.0 - _LAST) ** verdicts * (before - seconds)
 
     def learned(self, options: ReplyOptions) -> tuple[BudgetController, ConfidenceAcceptance]:
         """Return the controller of this gate, budget and length of chunks, and the acceptance of tokens under them: a

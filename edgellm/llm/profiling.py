@@ -15,7 +15,7 @@ from edgellm.llm.pair_stats import FIRST, PairStats
 from edgellm.spec.gates.fitting import Run, Seen, build
 from edgellm.spec.gates.profile import VERSION, Profile, ProfileTerms, signals, surprise
 from edgellm.spec.loop import Detokenizer, generate
-from edgellm.spec.ngram.sources import ContextLookup, Disagreement, disagreements, dissents, lookup_threshold
+from edgellm.spec.ngram.sources import ContextLookup, disagreements, dissents, lookup_threshold
 from edgellm.spec.params import BUDGET_CHUNK, has, mechanism
 from edgellm.spec.protocols import Drafter, DraftRules, Gate, GenerationLimits, GenerationState, Verifier
 from edgellm.spec.stats import Summary
@@ -159,13 +159,7 @@ class ObservedReply(Gate):
         that of a chunk, or that in each layer."""
         self.layers, self._verifies, self._importance = layers, verifies, importance
         self._so_far = 0.0  # surprise of all chunks
-        self._verified: list[Seen] = []
-        self._alone: list[tuple[float, ...]] = []
-        self._tokens: list[float] = []
-        self._draft_seconds: list[float] = []
-        self._verify_seconds: list[float] = []
-        self._disagreements: list[Disagreement] = []
-        self._doubt = 1.0
+        self._run = Run()
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         return Decision(self._verifies, "the pair has no profile yet: every chunk of its first replies is verified")
@@ -174,28 +168,27 @@ class ObservedReply(Gate):
         chunk, verdict = turn.chunk, turn.verdict
         if not len(chunk) or (self._verifies and verdict is None):
             return
-        importance = self._importance(chunk)
-        self._alone.append((round(float(chunk.confidence.mean()), 6), *importance))
-        self._tokens += chunk.confidence.round(6).tolist()
-        if fresh := len(chunk) - chunk.ahead:
-            self._draft_seconds.append(turn.drafting / fresh)
+        importance, fresh, run = self._importance(chunk), len(chunk) - chunk.ahead, self._run
+        run = replace(
+            run, alone=(*run.alone, (round(float(chunk.confidence.mean()), 6), *importance)),
+            tokens=(*run.tokens, *chunk.confidence.round(6).tolist()),
+            draft_seconds=(*run.draft_seconds, *([turn.drafting / fresh] if fresh else ())),
+        )  # fmt: skip
         if verdict is not None:
             seen = signals(chunk, state.written, self._so_far).round(6).tolist()
-            self._verified.append(Seen(tuple(seen), verdict.accepted, importance))
             self._so_far += surprise(chunk)
-            self._verify_seconds.append(verdict.seconds)
-            self._disagreements += disagreements(chunk, verdict)
-            self._doubt = float(chunk.confidence[dissents(chunk)].min(initial=self._doubt))
+            run = replace(
+                run, verified=(*run.verified, Seen(tuple(seen), verdict.accepted, importance)),
+                verify_seconds=(*run.verify_seconds, verdict.seconds),
+                disagreements=(*run.disagreements, *disagreements(chunk, verdict)),
+                doubt=float(chunk.confidence[dissents(chunk)].min(initial=run.doubt)),
+            )  # fmt: skip
+        self._run = run
 
     def run(self) -> Run | None:
         """Return the observations; None if nothing was drafted. The replies that make a profile are verified, and stand
         for the draft model's own."""
-        if not self._draft_seconds:
-            return None
-        return Run(
-            tuple(self._verified), tuple(self._alone), tuple(self._tokens), tuple(self._draft_seconds),
-            tuple(self._verify_seconds), tuple(self._disagreements), self._doubt,
-        )  # fmt: skip
+        return self._run if self._run.draft_seconds else None
 
 
 class _Verified(Drafter):

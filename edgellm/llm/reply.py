@@ -12,7 +12,7 @@ from edgellm.engine import Model, ShouldStop
 from edgellm.errors import InvalidOption
 from edgellm.llm.engine import DrafterKind, PairEngine
 from edgellm.llm.pair_stats import PairStats
-from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.gates.rules import AlwaysGate, GateChoice, NeverGate, choose
@@ -55,11 +55,10 @@ class WantedReply:
 class ReplyPlan:
     """The settings of one reply, and the reasons for them.
 
-    `drafts`: the draft model drafts, as a drafter of this `kind`, at most `gamma` tokens beside copies. `rejection` as
-    in `ParallelDrafter`, which drafts `branches` at once; `acceptance` learns from verdicts, and `alpha` is the
-    acceptance rate for the paper's rule. `first`: the gate of one of the replies that make the pair's profile.
-    `checked`: every draft is verified. `speculates`: the verifier's speculator drafts. `copies` are retrieved; None:
-    the draft policy is not asked at all.
+    `drafts`: the draft model drafts, as a drafter of this `kind`, at most `gamma` tokens beside copies. While waiting,
+    `branches` are drafted at once; `acceptance` foretells verdicts, and learns from them. `first`: the gate of one of
+    the replies that make the pair's profile. `checked`: every draft is verified. `speculates`: the verifier's
+    speculator drafts. `copies` are retrieved; None: the draft policy is not asked at all.
     """
 
     choice: GateChoice
@@ -67,7 +66,6 @@ class ReplyPlan:
     kind: DrafterKind = DrafterKind()
     branches: int = 0
     acceptance: ConfidenceAcceptance | None = None
-    alpha: float | None = None
     first: ObservedReply | None = None
     notices: tuple[Notice, ...] = ()
     gamma: int = MAX_MODEL_DRAFT
@@ -76,13 +74,6 @@ class ReplyPlan:
     speculates: bool = False
     verifier: Verifier | None = None
     copies: Retriever | None = None
-
-    def rejection(self, confidence: Sequence[float]) -> Probabilities:
-        """Return the chances of a rejection at each place: with the paper's gate its estimate, else by the verdicts."""
-        if self.alpha is None and self.acceptance is not None:
-            return self.acceptance.rejection(confidence)
-        found: Probabilities = mechanism("parallel drafting").rejection(confidence, self.alpha)
-        return found
 
 
 def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | None = None) -> ReplyPlan:
@@ -109,7 +100,7 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
         drafts = drafts and not (engine.batches or engine.retrieval.index.policy.slow_model(DRAFT_MODEL))
     if translation is not None and wanted.draft_prompt is None:
         drafts = False  # Without a prompt for the draft model the verifier writes alone.
-    batches = engine.batches and plan.kind.exit_layer is None
+    batches = engine.batches and plan.kind.exits is None
     if options.logprobs is not None:
         drafts, verifier = drafts and not engine.linked, reporting(engine, options)
         choice = replace(choice, gate=AlwaysGate())
@@ -178,19 +169,16 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
     if branches:
         most: tuple[int, int] = mechanism("parallel drafting").room(choice.gamma)
         kind = replace(kind, branches=most[0], gamma=most[1])
-    alpha = profile.alpha if profile is not None and options.gate == "synera" else None
-    return ReplyPlan(
-        choice, (choice.reason, early, parallel), kind, branches, acceptance, alpha, first,
-        tuple(notices),
-    )  # fmt: skip
+    reasons = choice.reason, early, parallel
+    return ReplyPlan(choice, reasons, kind, branches, acceptance, first, tuple(notices))
 
 
 def _early_exit(draft: Model | None, options: ReplyOptions, kind: DrafterKind) -> tuple[DrafterKind, str]:
     """Return `kind`, with an early exit if asked for, and why. Raise InvalidOption if it is impossible."""
     if draft is None or not options.early_exit:
         return kind, ""
-    layer = mechanism("early exit").first_exit(draft)
-    return replace(kind, exit_layer=layer, threshold=options.exit_threshold), "early exit: as requested"
+    mechanism("early exit").first_exit(draft)
+    return replace(kind, exits=options.exit_threshold), "early exit: as requested"
 
 
 def _branches(
@@ -203,14 +191,14 @@ def _branches(
         ": it is left out": not has("parallel drafting"),
         ": the verifier computes on this device": not engine.linked,
         ": the reply follows a JSON schema": options.json_schema is not None,  # Guesses may break the schema.
-        ": a draft model with an early exit has no branches": kind.exit_layer is not None,
+        ": a draft model with an early exit has no branches": kind.exits is not None,
         ": no verdict is waited for": isinstance(choice.gate, NeverGate),
     }
     if why := next((why for why, hinders in hindrances.items() if hinders), ""):
         return 0, f"no parallel inference{why}"
     seconds, wait = ((), 0.0) if profile is None else (profile.batch_seconds, profile.verify_seconds)
     chosen: tuple[int, str] = mechanism("parallel drafting").choose_branches(
-        seconds, knowledge.verdict_seconds or wait, choice.gamma
+        seconds, knowledge.verdicts.seconds or wait, choice.gamma
     )
     return chosen
 
@@ -280,7 +268,7 @@ def write(
             if plan.copies is not None:
                 retrieval.end()
             if engine.knowledge is not None and stats.verdict_seconds is not None:
-                engine.knowledge.observe_verdicts(stats.verdict_seconds, stats.verdicts_on_drafts)
+                engine.knowledge.verdicts.add(1.0, stats.verdict_seconds)
         if stats.finish_reason == "stop":
             retrieval.add(prompt, stats.ids)
         if plan.copies is not None and (slow := retrieval.slow_once(DRAFT_MODEL)):
@@ -347,7 +335,7 @@ def _drafter(
     drafter, guessed = wanted.options.drafter or own, None
     if plan.branches and own is not None:
         drafter = ahead = mechanism("parallel drafting").ParallelDrafter(
-            own, is_eog=is_eog, rejection=plan.rejection, branches=plan.branches, acceptance=plan.acceptance
+            own, plan.acceptance, is_eog=is_eog, branches=plan.branches
         )
         guessed = ahead.guessed
     if plan.copies is None or plan.verifier is None:

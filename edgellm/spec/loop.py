@@ -91,7 +91,9 @@ class Verification:
             self._error = None
             return None
         if self._error is None:
-            self._handle(self._busy_at_first() or _gone())
+            read, self._prefill = self._prefill, None
+            refused = read.exception() if read is not None and read.done() and not read.cancelled() else None
+            self._handle(refused if isinstance(refused, VerifierBusy) else _gone())
         return _BUSY if isinstance(self._error, VerifierBusy) else _AWAY
 
     def verify(self, chunk: Chunk, ahead: Ahead) -> Verdict | None:
@@ -119,15 +121,6 @@ class Verification:
             verdict = replace(verdict, bytes_up=up, bytes_down=down, cached=before.cached)
         self._slow_verdicts, self._waited = 0, 0.0
         return verdict
-
-    def _busy_at_first(self) -> VerifierBusy | None:
-        """Return the error of a verifier that was too busy to read the prompt."""
-        read = self._prefill
-        error = read.exception() if read is not None and read.done() and not read.cancelled() else None
-        if not isinstance(error, VerifierBusy):
-            return None
-        self._prefill = None
-        return error
 
     def _handle(self, error: VerifierBusy | VerifierLost) -> None:
         """Note that the verifier is unavailable. A slow one is asked again later if nothing else can write."""

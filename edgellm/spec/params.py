@@ -82,15 +82,24 @@ GATES = {
 """The gates by name. A mechanism is a module and its lines."""
 
 TRUNCATIONS = ("auto", "disabled")
+
+
+class SourceKind(NamedTuple):
+    """A source of copies: its texts, and the prior chance that a token which it alone offers is accepted."""
+
+    text: str
+    prior: float
+
+
 SOURCES = {
-    "context": "the prompt and the reply so far",
-    "history": "past conversations, verbatim",
-    "calibration": "the model's predictions while it read the prompt",
-    "reuse": "the rest of a rejected draft",
-    "schema": "what the reply's JSON schema leaves no choice about",
+    "context": SourceKind("the prompt and the reply so far", 0.35),
+    "history": SourceKind("past conversations, verbatim", 0.5),
+    "calibration": SourceKind("the model's predictions while it read the prompt", 0.3),
+    "reuse": SourceKind("the rest of a rejected draft", 0.4),
+    "schema": SourceKind("what the reply's JSON schema leaves no choice about", 0.8),
 }
 """The sources that drafts can be retrieved from."""
-_RETRIEVALS = {"auto": "all sources that pay off", "off": "none", **SOURCES}
+_RETRIEVALS = {"auto": "all sources that pay off", "off": "none", **{name: kind.text for name, kind in SOURCES.items()}}
 DEFAULT_SOURCES = ("context", "history", "schema")
 """The default sources: calibration and reuse cost as much as they bring."""
 ANY_TOOL = "*"
@@ -320,9 +329,3 @@ def mechanism(name: str) -> Any:
     if name not in MECHANISMS:
         raise InvalidOption(f"The {name} is left out of this edgellm.", "Do without it, or install the whole package.")
     return import_module(MECHANISMS[name])
-
-
-def load(place: str) -> Any:
-    """Return what a table names as "module:attribute"."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)

@@ -97,7 +97,7 @@ class GenerationState:
         """
         self.sampling, self.limits, self.rules, self.terms = sampling, limits, rules, terms
         self.should_stop, self.explain, self._on_progress = should_stop, explain, on_progress
-        self.prompt_tokens = self._length = self._committed = len(prompt)
+        self.prompt_tokens = self._length = len(prompt)
         self._most = max(self._length, self._limited(self.limits.context, self.limits.max_total))
         self._ids = np.empty(self._most, dtype=np.int32)
         self._ids[: self._length] = prompt
@@ -130,11 +130,6 @@ class GenerationState:
         return self._ids[: self._length]
 
     @property
-    def committed(self) -> Ids:
-        """Return the committed part of `ids`, shape (m,): without the tokens passed to `with_draft`."""
-        return self._ids[: self._committed]
-
-    @property
     def written(self) -> int:
         """Return how many tokens the reply has so far."""
         return self._length - self.prompt_tokens
@@ -152,7 +147,7 @@ class GenerationState:
     def append(self, token: int) -> None:
         """Commit a token."""
         self._ids[self._length] = token
-        self._length = self._committed = self._length + 1
+        self._length += 1
 
     def close_thought(self, markup: Ids) -> bool:
         """Commit the `markup` (n,) that ends a thought; the answer follows. Return False where there is no room."""

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine.gguf.reader import ModelFile
+from edgellm.engine.lm_head import top_k
 from edgellm.errors import EngineFailed
-from edgellm.spec.types import Constraint, Distribution, Expected, Floats, Ids, Logprobs, Penalties, Sampling
+from edgellm.spec.types import NO_IDS, Constraint, Distribution, Expected, Floats, Ids, Logprobs, Penalties, Sampling
 from edgellm.storage.catalog import catalog
 
 Times: TypeAlias = npt.NDArray[np.float64]
@@ -154,7 +155,7 @@ def _truncated(logits: Floats, sampling: Sampling) -> Distribution:
         return Distribution(np.array([best], dtype=np.int32), np.ones(1, dtype=np.float32))
     cold = np.float32(min(max(sampling.temperature, _COLDEST), _HOTTEST))
     if 0 < sampling.top_k < len(logits):
-        ids = _largest(logits, sampling.top_k)
+        ids = top_k(logits, sampling.top_k)
         weights = np.exp((logits[ids] - top) / cold)
         held = weights.cumsum(dtype=np.float64)
         total = held[-1]
@@ -175,21 +176,6 @@ def _truncated(logits: Floats, sampling: Sampling) -> Distribution:
     return Distribution(ids[by_id].astype(np.int32), weights[by_id] / np.float32(held[n - 1]))
 
 
-def _largest(logits: Floats, k: int) -> npt.NDArray[np.intp]:
-    """Return the ids of the `k` largest logits, largest first; of equal ones the lower id first. No sort of the
-    vocabulary."""
-    columns = 4 * k
-    rows = len(logits) // columns
-    if rows < 2:
-        return (-logits).argsort(kind="stable")[:k]
-    # The k-th largest of many columns' maxima is a floor for the k-th largest of all: few logits reach it.
-    maxima = logits[: rows * columns].reshape(rows, columns).max(axis=0)
-    maxima.partition(columns - k)
-    near = np.flatnonzero(logits >= maxima[columns - k])
-    order: npt.NDArray[np.intp] = (-logits[near]).argsort(kind="stable")[:k]
-    return near[order]
-
-
 def likeliest(rows: Floats, start: int) -> Expected:
     """Return the likeliest next token of each of `rows` (n, n_vocab), logits behind the positions from `start` on."""
     ids, best = rows.argmax(axis=1), rows.max(axis=1)
@@ -203,10 +189,9 @@ def logprobs(rows: Floats, tokens: Ids, k: int) -> Iterator[Logprobs]:
     These are logarithms of the model's own softmax, whatever the reply is drawn from.
     """
     for row, token in zip(rows, tokens.tolist(), strict=False):
-        best = _largest(row, k) if k else np.empty(0, dtype=np.intp)
-        top = float(row.max())
+        best, top = top_k(row, k) if k else NO_IDS, float(row.max())
         total = top + math.log(float(np.exp(row - np.float32(top)).sum(dtype=np.float64)))
-        yield Logprobs(float(row[token]) - total, best.astype(np.int32), row[best].astype(np.float64) - total)
+        yield Logprobs(float(row[token]) - total, best, row[best].astype(np.float64) - total)
 
 
 # llama.cpp's keys behind `general.sampling.`, each with our name, and its least and largest useful value.

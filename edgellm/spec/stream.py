@@ -5,7 +5,7 @@ import inspect
 import re
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Self, TypeAlias
@@ -62,7 +62,7 @@ def cut_at_stops(
                 stats.cut(len(text) - start, stop)
                 yield from _truncated(held, start)
                 return
-            while held and len(text) - len(held[0].piece) >= _held_bytes(sequences, text):
+            while held and len(text) - len(held[0].piece) >= held_bytes([data for data, _ in sequences], text):
                 text = text[len(held[0].piece) :]
                 yield held.pop(0)
     except EdgeError:  # A lost verifier must not lose tokens.
@@ -79,10 +79,10 @@ def _first(sequences: Sequence[tuple[bytes, str]], text: bytes) -> tuple[int, st
     return min(found)[1:] if found else None
 
 
-def _held_bytes(sequences: Sequence[tuple[bytes, str]], text: bytes) -> int:
+def held_bytes(sequences: Collection[bytes], text: bytes) -> int:
     """Return how many bytes at the end of `text` may be the beginning of a sequence."""
-    most = min(len(text), max((len(data) for data, _ in sequences), default=1) - 1)
-    return next((n for n in range(most, 0, -1) if any(data.startswith(text[-n:]) for data, _ in sequences)), 0)
+    most = min(len(text), max(map(len, sequences), default=1) - 1)
+    return next((n for n in range(most, 0, -1) if any(data.startswith(text[-n:]) for data in sequences)), 0)
 
 
 def _truncated(tokens: Sequence[Token], end: int) -> Generator[Token, None, None]:
@@ -307,13 +307,9 @@ class ChannelSplitter:
             yield from self._take(_blanks(self._buffer) + len(marker), channel, shown=False)
         yield from self._take(0, self.channel, shown=False)
 
-    def _decided(self, markers: Mapping[bytes, _Place]) -> int:
+    def _decided(self, markers: Collection[bytes]) -> int:
         """Return the number of bytes in the buffer that cannot belong to a marker that is yet to be completed."""
-        end, firsts = len(self._buffer), {marker[0] for marker in markers}
-        for at in range(max(0, end - max(map(len, markers), default=1) + 1), end):
-            if self._buffer[at] in firsts and any(marker.startswith(self._buffer[at:]) for marker in markers):
-                return self._trimmed(at)
-        return self._trimmed(end)
+        return self._trimmed(len(self._buffer) - held_bytes(markers, self._buffer))
 
     def _trimmed(self, end: int) -> int:
         """Return `end`, or where the blanks before it begin, if they end a thought."""

@@ -6,7 +6,7 @@ from time import perf_counter
 from edgellm.engine.speculators.speculator import Speculator
 from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.drafters.speculator import draft
-from edgellm.spec.drafting.policy import EXPLORATION, Arm, ModelArm
+from edgellm.spec.drafting.policy import TUNING, Arm, ModelArm
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import NO_CHUNK, Chunk
 from edgellm.verifier.scheduler import Job
@@ -16,7 +16,7 @@ _WEIGHT = 0.2  # weight of the last pass in the seconds of a drafted token
 
 class Bandit:
     """A two-armed bandit by seconds per token, whose second arm comes first. Once each arm was tried as often as a
-    draft model is, it uses the faster one, and tries the other once `EXPLORATION` of the time pays for that."""
+    draft model is, it uses the faster one, and tries the other once its share of the time pays for that."""
 
     def __init__(self) -> None:
         self.arms = Arm(), Arm()
@@ -37,7 +37,7 @@ class Bandit:
     def record(self, second: bool, tokens: int, seconds: float) -> None:
         """Record that an arm wrote `tokens` in `seconds`."""
         self.arms[second].add(tokens, seconds)
-        self._saved += EXPLORATION * seconds
+        self._saved += TUNING.exploration * seconds
 
 
 class ExtraDrafts:

@@ -22,10 +22,8 @@ DELAY, SOLO_DELAY = 0.05, 0.5
 """Seconds that a chunk of a prefill may delay the verdict of another session, and those of a single session's chunk:
 the longest wait of a new session."""
 _PER_SEQUENCE = 2  # rows that cost as much as a further sequence in a batch
-_TYPICAL = 8  # weight of a typical request: a chunk of four or five tokens and the token before it
-_SLOWDOWN = 1.25  # longest time of a pass relative to a typical request, if several devices are active
+_BUDGET = 10  # rows of a typical request, a chunk of four or five tokens and the token before it, and a quarter more
 _TURN_ROWS = 32  # most rows of a request in a batch, if devices take turns
-_INITIAL_SECONDS = 0.1  # seconds per answer before a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class SchedulerLimits:
     rows: int = 512
     chunk: int = 32
     solo_chunk: int = 128
-    budget: int = int(_SLOWDOWN * _TYPICAL)
+    budget: int = _BUDGET
 
     def within(self, rows: int) -> SchedulerLimits:
         """Return the limits for a context whose batches have at most `rows`."""
@@ -49,8 +47,8 @@ class SchedulerLimits:
 
     def measured(self, rows: Sequence[int], seconds: Sequence[float]) -> SchedulerLimits:
         """Return limits with the largest chunks that verdicts may wait for, by the measured `seconds` of a pass over
-        each number of `rows`; no chunk shrinks. The budget is large where reading the model's weights takes most of a
-        pass."""
+        each number of `rows`; no chunk shrinks. A pass over the budget takes a quarter longer than a typical one: that
+        is much where reading the model's weights takes most of a pass."""
         slope, base = np.polyfit(rows, seconds, 1)
         slope = max(slope, 1e-9)  # Measurements may not tell rows apart.
         chunk, solo = (int((delay - base) / slope) for delay in (DELAY, SOLO_DELAY))
@@ -58,7 +56,7 @@ class SchedulerLimits:
             self,
             chunk=max(self.chunk, min(chunk, self.rows)),
             solo_chunk=max(self.solo_chunk, min(solo, self.rows)),
-            budget=max(self.budget, int(min(self.rows, _SLOWDOWN * _TYPICAL + (_SLOWDOWN - 1.0) * base / slope))),
+            budget=max(self.budget, int(min(self.rows, _BUDGET + 0.25 * base / slope))),
         )
 
 
@@ -168,7 +166,7 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits, self._turns = limits, DeviceTurns()
-        self._seconds = self._answers = 0.0  # decaying sums over the last passes
+        self._seconds, self._answers = 0.1, 1.0  # decaying sums over the last passes, and a first guess
 
     def use_curve(self, curve: CostCurve) -> None:
         """Choose the chunks of prefills and the budget by a measured cost curve."""
@@ -192,8 +190,6 @@ class Scheduler:
 
     def wait_seconds(self, requests: int) -> float:
         """Return the expected seconds until `requests` are answered."""
-        if not self._answers:  # The first answer takes at least the time already spent.
-            return requests * max(self._seconds, _INITIAL_SECONDS)
         return requests * self._seconds / self._answers
 
 

@@ -242,8 +242,7 @@ class ColocatedVerifier(Verifier):
         self._backend.end_session(number)
 
     def _send(self, request: VerifyRequest) -> Future[Verdict]:
-        future: Future[Verdict] = Future()
-        future.set_running_or_notify_cancel()
+        future = _begun()
         self._backend.submit(request, partial(settle, future))
         return future
 
@@ -280,13 +279,19 @@ class BatchedVerifier(ColocatedVerifier):
             release_threads()
             return super()._send(request)
         request.extra *= self._speculates
-        future: Future[Verdict] = Future()
-        future.set_running_or_notify_cancel()
+        future = _begun()
         self._worker.answer(request, partial(settle, future), future.done)
         return future
 
     def close(self) -> None:
         self._worker.close()
+
+
+def _begun() -> Future[Verdict]:
+    """Return the future of a verdict that nobody may cancel."""
+    future: Future[Verdict] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 def settle(future: Future[Verdict], answer: Answer) -> None:

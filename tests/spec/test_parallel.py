@@ -1,7 +1,7 @@
 """Parallel inference: what is drafted while a verdict is on its way is what would have been drafted after it."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -17,7 +17,7 @@ from edgellm.engine import Context, ContextSpec, Message, Model, top2
 from edgellm.spec.drafters import parallel
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ParallelDrafter, alternatives, choose_branches, predict_verdicts
-from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.gates.rules import AlwaysGate, Rule, at_random
 from edgellm.spec.protocols import DraftRules, Gate, GenerationLimits, GenerationState, Session, VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Ids, Sampling, Source, Token, Verdict
@@ -38,12 +38,6 @@ def text(*parts: Ids | int | np.integer) -> Ids:
 
 
 # --- guesses at the verdict -----------------------------------------------------------------------------------------
-
-
-def test_the_papers_distribution_with_nothing_rejected_as_an_outcome() -> None:
-    confidence = np.array([0.9, 0.5], dtype=np.float32)
-    weights = [0.2 * 0.1, 0.2 * 0.8 * 0.5, 0.8**2]
-    assert parallel.rejection(confidence, 0.8) == pytest.approx(np.array(weights) / sum(weights), rel=1e-5)
 
 
 def test_the_likeliest_verdicts_come_first() -> None:
@@ -133,6 +127,14 @@ def prompts(models: tuple[Model, Model]) -> list[Ids]:
     return [models[0].chat_prompt([Message(t.role, t.text) for t in case.prompt]) for case in cases]
 
 
+class Sure(ConfidenceAcceptance):
+    """A chunk of one token is nearly always accepted."""
+
+    def rejection(self, confidence: Sequence[float]) -> Probabilities:
+        assert len(confidence) == 1
+        return np.array([0.1, 0.9])
+
+
 class Bench:
     """The draft model with branches, and a second one that drafts what it would have drafted."""
 
@@ -149,9 +151,8 @@ class Bench:
         self._closing.callback(drafter.close)
         return drafter
 
-    def ahead(self, branches: int, chances: Callable[..., np.ndarray]) -> ParallelDrafter:
-        own = self.drafter(self.context(1 + branches))
-        return ParallelDrafter(own, is_eog=lambda _token: False, rejection=chances)
+    def ahead(self, branches: int, acceptance: ConfidenceAcceptance) -> ParallelDrafter:
+        return ParallelDrafter(self.drafter(self.context(1 + branches)), acceptance, is_eog=lambda _token: False)
 
 
 @pytest.fixture
@@ -171,8 +172,8 @@ def write(
         ahead, drafter = None, ModelDrafter(draft, context)
         if branches:
             own = parallel.BranchingDrafter(draft, context)
-            ahead = ParallelDrafter(own, is_eog=draft.is_eog, rejection=ConfidenceAcceptance().rejection)
-        closing.callback((ahead or drafter).close)
+            ahead = ParallelDrafter(own, ConfidenceAcceptance(), is_eog=draft.is_eog)
+        closing.callback(context.close)
         verifier = LateVerifier(model, ContextSpec(n_ctx=POSITIONS, threads=1))
         closing.callback(verifier.close)
         verifier.patience = patience
@@ -259,7 +260,7 @@ def test_nothing_is_drafted_ahead_beyond_the_context(bench: Bench, prompts: list
 def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next(bench: Bench, prompts: list[Ids], doubt: float) -> None:
     """Also behind a token that ends the chunk by its doubt: where it is taken over, the chunk ends there."""
     prompt, rules = prompts[0], DraftRules(stop_below=doubt)
-    ahead = bench.ahead(2, ConfidenceAcceptance().rejection)
+    ahead = bench.ahead(2, ConfidenceAcceptance())
     chunk = ahead.propose(GenerationState(prompt, rules=rules), 2)
     ahead.look_ahead(GenerationState(prompt, rules=rules), chunk, 2, never)
     behind = text(prompt, chunk.ids)
@@ -277,7 +278,7 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next(bench: Bench, prom
 def test_what_was_drafted_behind_a_chunk_is_kept_while_that_is_verified(bench: Bench, prompts: list[Ids]) -> None:
     prompt = prompts[0]
     wanted = bench.fresh.propose(GenerationState(prompt), 12).ids
-    ahead = bench.ahead(3, lambda _confidence: np.array([0.1, 0.9]))
+    ahead = bench.ahead(3, Sure())
     chunk = ahead.propose(GenerationState(prompt), 1)
     ahead.look_ahead(GenerationState(prompt), chunk, 1, never)
     behind = text(prompt, wanted[:2])

@@ -17,7 +17,7 @@ from edgellm.errors import InvalidOption
 from edgellm.llm.tools.markup import Parse, bare, deepseek, gemma, harmony, mistral, pairs, tagged, xml
 from edgellm.llm.tools.values import Tool
 from edgellm.spec.params import ANY_TOOL, ReplyOptions
-from edgellm.spec.stream import Utf8
+from edgellm.spec.stream import Utf8, held_bytes
 from edgellm.spec.types import Channel, Token
 
 
@@ -265,5 +265,4 @@ def _pending(text: bytes, openings: Sequence[bytes], style: ToolFormat) -> int:
         return len(text) - min(starts, default=len(text))
     if style.leading and not text.strip():
         return len(text)
-    most = min(len(text), max(map(len, openings)) - 1)
-    return next((n for n in range(most, 0, -1) if any(one.startswith(text[-n:]) for one in openings)), 0)
+    return held_bytes(openings, text)

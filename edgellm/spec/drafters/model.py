@@ -184,11 +184,6 @@ class ModelDrafter(Drafter):
         self._context.close()
 
 
-_REST_STEP, _MOST_REST = 2, 5
-"""For every two rounds in a row without a lookup, one more round is skipped, up to five: a skipped round costs next to
-nothing even beside a decode of a tiny model."""
-
-
 class HybridDrafter(Drafter):
     """A drafter of copies or a draft model's tokens, whichever the policy expects to gain more."""
 
@@ -206,13 +201,11 @@ class HybridDrafter(Drafter):
         self._looking = 0.0  # seconds of this round's lookup
         self._refused: list[int] = []  # tokens of a copy that the allowance did not cover
         self._right = 0  # refused tokens that were written
-        self._unknown = 0  # rounds in a row without a lookup
-        self._rest = 0  # next rounds to skip
 
     def begin(self, state: GenerationState) -> None:
         self._policy.begin(state.prompt_tokens, self._name, linked=self._linked)
         self._copies.begin(state.ids)
-        self._refused, self._unknown, self._rest = [], 0, 0
+        self._refused = []
         if self._model is not None:
             self._model.begin(state)
 
@@ -225,11 +218,8 @@ class HybridDrafter(Drafter):
         self._waits = self._crowded()
         if self._waits:
             return Chunk(reason="other replies are being written" if state.explain else "")
-        if self._rest and not state.explain:
-            self._rest -= 1
-            return NO_CHUNK
         policy, copies, began = self._policy, self._copies, perf_counter()
-        known = copies.follow(state.committed)
+        known = copies.follow(state.ids)
         looks = known >= 0 and policy.looks(known)
         offer = copies.offers(policy.floor, gamma) if looks else NO_OFFER
         bid = policy.bid(offer.survives, gamma)
@@ -237,11 +227,8 @@ class HybridDrafter(Drafter):
             self._refused, self._right = list(offer.ids[: bid.refused]), 0
         self._looking = perf_counter() - began if looks else 0.0
         reason = policy.explain(offer.survives, bid, looked=looks or known < 0) if state.explain else ""
-        asks = bid.asks and self._model is not None
-        self._unknown = 0 if asks or (looks and known > 0) else self._unknown + 1
-        if asks and self._model is not None:
+        if bid.asks and self._model is not None:
             return self._drafted(self._model, state, min(self._gamma, bid.asks), gamma, reason)
-        self._rest = 0 if looks else min(self._unknown // _REST_STEP, _MOST_REST)
         return offer.chunk(bid.copies, reason) if bid.copies or reason else NO_CHUNK
 
     def _drafted(self, model: Drafter, state: GenerationState, asks: int, gamma: int, reason: str) -> Chunk:
@@ -298,7 +285,3 @@ class HybridDrafter(Drafter):
                 if loss < 0.0:
                     self._policy.settle(loss)
                 return
-
-    def close(self) -> None:
-        if self._model is not None:
-            self._model.close()

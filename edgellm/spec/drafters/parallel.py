@@ -44,21 +44,6 @@ class PredictedVerdict(NamedTuple):
     probability: float
 
 
-def rejection(confidence: Sequence[float] | Floats, alpha: float) -> Probabilities:
-    """Return the chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma; shape (gamma
-    + 1,).
-
-    P(r=t) is proportional to (1-alpha) alpha^t (1-c_t), a capped geometric variable adjusted by each token's
-    confidence c_t. The last entry is *nothing rejected*, alpha^gamma, which the paper's normalisation leaves out though
-    it is the common outcome.
-    """
-    gamma = len(confidence)
-    weights = np.power(alpha, np.arange(gamma + 1), dtype=np.float64)
-    weights[:gamma] *= (1.0 - alpha) * (1.0 - np.clip(confidence, 0.0, 1.0))
-    total = float(weights.sum())
-    return weights / total if total > 0.0 else np.full(gamma + 1, 1.0 / (gamma + 1))
-
-
 def likely_corrections(logits: Floats, confidence: float, limit: int, known: Ids) -> tuple[Ids, Floats]:
     """Return the verifier's `limit` likeliest tokens, likeliest first, and their weights, both (min(limit, n_vocab),).
 
@@ -133,9 +118,9 @@ def predict_verdicts(
 ) -> list[PredictedVerdict]:
     """Return the `limit` likeliest verdicts, likeliest first.
 
-    `positions` (gamma + 1,) as from `rejection`, for a chunk of `confidence` (gamma,). `candidates[t]` are tokens that
-    the verifier may write if the first t are accepted, with weights as from `likely_corrections`, both (k,); for
-    t < gamma they exclude the drafted token, and share the probability that it leaves.
+    `positions` (gamma + 1,) as from `ConfidenceAcceptance`, for a chunk of `confidence` (gamma,). `candidates[t]` are
+    tokens that the verifier may write if the first t are accepted, with weights as from `likely_corrections`, both
+    (k,); for t < gamma they exclude the drafted token, and share the probability that it leaves.
     """
     found = []
     rejected_mass = [*(1.0 - confidence).tolist(), 1.0]
@@ -245,19 +230,16 @@ class ParallelDrafter(Drafter):
     right."""
 
     def __init__(
-        self, drafter: BranchingDrafter, *, is_eog: Callable[[int], bool],
-        rejection: Callable[[Sequence[float]], Probabilities], branches: int = MAX_BRANCHES,
-        acceptance: ConfidenceAcceptance | None = None,
+        self, drafter: BranchingDrafter, acceptance: ConfidenceAcceptance, *, is_eog: Callable[[int], bool],
+        branches: int = MAX_BRANCHES,
     ) -> None:  # fmt: skip
-        """Follow up to `branches` guesses at once, if `drafter` has room for them; `rejection` predicts from the
-        confidence of a chunk's tokens where it will be rejected, as the function `rejection` does. `acceptance` learns
-        from the verdicts."""
-        self._drafter, self._rejection, self._is_eog = drafter, rejection, is_eog
+        """Follow up to `branches` guesses at once, if `drafter` has room for them; `acceptance` predicts where a chunk
+        will be rejected, and learns from the verdicts."""
+        self._drafter, self._acceptance, self._is_eog = drafter, acceptance, is_eog
         self._branches = min(branches, drafter.max_branches)
         self._ahead: list[tuple[Ids, Chunk]] = []
         self._leftover: tuple[Ids, Chunk] | None = None  # the rest of the kept branch, beyond the chunk
         self._seconds = 0.0
-        self._acceptance = acceptance
         self.guessed = Guesses()
 
     def begin(self, state: GenerationState) -> None:
@@ -267,7 +249,7 @@ class ParallelDrafter(Drafter):
         self._drafter.end()
 
     def observe(self, state: GenerationState, turn: Round) -> None:  # noqa: ARG002
-        if self._acceptance is not None and turn.verdict is not None:
+        if turn.verdict is not None:
             self._acceptance.observe(turn.chunk, turn.verdict.accepted)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
@@ -326,16 +308,13 @@ class ParallelDrafter(Drafter):
         """
         if chunk.logits is None:
             return []
-        positions = self._rejection(chunk.confidence.tolist())
+        positions = self._acceptance.rejection(chunk.confidence.tolist())
         if self._is_eog(int(chunk.ids[-1])):
             positions[-1] = 0.0  # Nothing follows the end.
         candidates = [*alternatives(chunk, ALTERNATIVES, np.unique(prefix)), _BEHIND]
         found = predict_verdicts(positions, chunk.confidence, candidates, 2 * self._branches)
         found = [guess for guess in found if guess.probability > 0.0 and not self._is_eog(guess.token)]
         return found[: self._branches]
-
-    def close(self) -> None:
-        self._drafter.close()
 
 
 _BEHIND = (

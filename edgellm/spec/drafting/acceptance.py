@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Chunk
 
 Probabilities = npt.NDArray[np.float64]
@@ -51,9 +52,8 @@ class ConfidenceAcceptance:
         """Return the chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma, shape
         (gamma + 1,); the last entry is *nothing rejected*.
 
-        The paper estimates them from one acceptance rate of the pair (`drafters.parallel.rejection`): there a token
-        with a confidence of 0.05 is still accepted more often than not, and most guesses go to verdicts that hardly
-        ever happen.
+        The paper (Synera, 4.4) estimates them from one acceptance rate of the pair: there a token with a confidence of
+        0.05 is still accepted more often than not, and most guesses go to verdicts that hardly ever happen.
         """
         reached = np.array([1.0, *self.survives(confidence)])
         return np.append(-np.diff(reached), reached[-1])
@@ -77,8 +77,6 @@ def _range(confidence: float) -> int:
 
 MAX_MATCH = 8
 """Matches of this many tokens and more are one kind."""
-PRIORS = (0.35, 0.5, 0.3, 0.4, 0.8)
-"""The prior chance of a token that only the source at this place of `params.SOURCES` offers."""
 _EXPECTED_TOKENS = 16.0  # tokens as expected that the trust in new chances starts with
 DECAY = 0.98
 """Weight of a round after each later one: about the last fifty count."""
@@ -99,9 +97,9 @@ class EvidenceAcceptance:
 
     _parts = 2, 4, 5  # parts of the evidence that make a kind, the coarsest first
 
-    def __init__(self, priors: Sequence[float] = PRIORS) -> None:
-        """Start from `priors[i]`, the chance of a token that only source i offers."""
-        self._priors = priors
+    def __init__(self, priors: Sequence[float] = ()) -> None:
+        """Start from `priors[i]`, the chance of a token that only source i offers, by default those of `SOURCES`."""
+        self._priors = priors or [kind.prior for kind in SOURCES.values()]
         self._shares: dict[tuple[int, ...], Share] = {}  # by the first two, four or five parts of the evidence
         self._cache: dict[Evidence, float] = {}  # chances since the last verdict
         self._expected = self._accepted = _EXPECTED_TOKENS  # drafted tokens, decaying

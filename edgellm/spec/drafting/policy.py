@@ -17,10 +17,32 @@ from edgellm.spec.drafting.acceptance import DECAY, ConfidenceAcceptance, Eviden
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve, DecodeCost
 from edgellm.spec.types import Chunk, Round, TryingCost, Verdict
 
-EXPLORATION = 0.004
-"""Share of the time for tries of one source: with three sources, replies stay within 1.5 % of plain decoding."""
-LEAST_WEIGHT = 0.1
-"""Weight of the latest round in the mean of a way to write, once there are many."""
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The constants of choosing. "Decodes" are decodes of one row."""
+
+    exploration: float = 0.004  # share of the time for tries of a source: with three, replies take at most 1.5 % more
+    latest: float = 0.1  # weight of the latest round in the mean of a way to write, once there are many
+
+    least_gain: float = 0.02  # tokens to gain: no curve is measured more exactly than that
+
+    reply_tokens: float = 40.0  # expected tokens of a reply before the first reply has ended
+
+    first_credit: float = 0.6  # decodes that copies may cost before any was right: a short draft; saved again
+    first_try: float = 0.2  # decodes that trying a draft model may cost at first, where drafts are cheap
+    least_credit: float = 8.0  # least decodes for copies after a right one, as right copies come in clusters
+    most_credit: float = 16.0  # most decodes saved by right drafts that others may cost: about one long wrong draft
+    debt: float = 0.3  # overdraft for a lookup where the latest tokens have stood in the text before
+    free_draft: float = 0.5  # decodes that a copy may always cost if they are left: two or three tokens
+    known_tokens: int = 3  # repeated tokens in a row from which on a lookup is likely to find the next token
+    hope: float = 0.8  # acceptance rate of a draft model that nothing is known of: pairs of one family reach that
+    slower: float = 1.05  # a draft model that takes this many times longer, more than single rounds differ, is slow
+    lookup: float = 5e-5  # seconds that a lookup takes, until some were timed
+    interrupted: float = 2.0  # lookups longer than this times the usual were interrupted, and count as this
+
+
+TUNING = Tuning()
 
 
 class Arm:
@@ -33,7 +55,7 @@ class Arm:
     def add(self, tokens: float, seconds: float) -> None:
         """Add a round."""
         self.rounds += 1
-        weight = max(LEAST_WEIGHT, 1.0 / self.rounds)
+        weight = max(TUNING.latest, 1.0 / self.rounds)
         self.tokens += weight * (tokens - self.tokens)
         self.seconds += weight * (seconds - self.seconds)
 
@@ -54,7 +76,7 @@ class Allowance:
     def earn(self, decodes: float) -> None:
         """Add the share of this time."""
         if self.left < self._full:
-            self.left = min(self._full, self.left + EXPLORATION * decodes)
+            self.left = min(self._full, self.left + TUNING.exploration * decodes)
 
     def spend(self, decodes: float, debt: float = 0.0) -> None:
         """Spend `decodes`, but never below `-debt`: a disturbance must not end exploration."""
@@ -130,30 +152,6 @@ class ModelArm:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
-    """The constants of choosing. "Decodes" are decodes of one row."""
-
-    least_gain: float = 0.02  # tokens to gain: no curve is measured more exactly than that
-
-    reply_tokens: float = 40.0  # expected tokens of a reply before the first reply has ended
-
-    first_credit: float = 0.6  # decodes that copies may cost before any was right: a short draft; saved again
-    first_try: float = 0.2  # decodes that trying a draft model may cost at first, where drafts are cheap
-    least_credit: float = 8.0  # least decodes for copies after a right one, as right copies come in clusters
-    most_credit: float = 16.0  # most decodes saved by right drafts that others may cost: about one long wrong draft
-    debt: float = 0.3  # overdraft for a lookup where the latest tokens have stood in the text before
-    free_draft: float = 0.5  # decodes that a copy may always cost if they are left: two or three tokens
-    known_tokens: int = 3  # repeated tokens in a row from which on a lookup is likely to find the next token
-    hope: float = 0.8  # acceptance rate of a draft model that nothing is known of: pairs of one family reach that
-    slower: float = 1.05  # a draft model that takes this many times longer, more than single rounds differ, is slow
-    lookup: float = 5e-5  # seconds that a lookup takes, until some were timed
-    interrupted: float = 2.0  # lookups longer than this times the usual were interrupted, and count as this
-
-
-TUNING = Tuning()
-
-
-@dataclass(frozen=True, slots=True)
 class Bid:
     """The draft of a round: the first `copies` of the offered tokens, or up to `asks` tokens of the draft model.
     `refused` tokens would be copied if the allowance covered them."""
@@ -201,7 +199,7 @@ class DraftPolicy:
 
     def end(self) -> None:
         """End the reply."""
-        self._reply_tokens += LEAST_WEIGHT * (self._written - self._reply_tokens)
+        self._reply_tokens += TUNING.latest * (self._written - self._reply_tokens)
 
     @property
     def price(self) -> float:
@@ -341,7 +339,7 @@ class DraftPolicy:
     def looked(self, seconds: float) -> None:
         """Account for a lookup, and for learning from it."""
         seconds = min(seconds, TUNING.interrupted * self._lookup)
-        self._lookup += LEAST_WEIGHT * (seconds - self._lookup)
+        self._lookup += TUNING.latest * (seconds - self._lookup)
         decodes = seconds / self.cost.single
         self._allowance.spend(decodes, TUNING.debt)
         self._spent["lookups"] += decodes

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edgellm.spec.gates.profile import draw
-from edgellm.spec.params import CHUNK, GATES, ReplyOptions, load
+from edgellm.spec.params import CHUNK, GATES, ReplyOptions
 from edgellm.spec.protocols import Gate, GenerationState
 from edgellm.spec.types import Chunk, Decision
 
@@ -249,7 +250,8 @@ def evidence_of(profile: Profile, budget: float) -> str:
 
 def _rule_at_share(gate: str, profile: Profile | None, seed: int) -> Callable[[float], Rule]:
     """Return a function from a share of chunks to the rule of the gate of that name which offloads it."""
-    chances, usual = load(GATES[gate].chances), 0.0 if profile is None else profile.usual_importance
+    module, _, name = GATES[gate].chances.partition(":")
+    chances, usual = getattr(import_module(module), name), 0.0 if profile is None else profile.usual_importance
 
     @cache
     def at(percent: int) -> Rule:

@@ -284,32 +284,27 @@ class HistoryIndex(DraftSource):
 
     def __init__(self) -> None:
         self.automaton = SuffixAutomaton()
-        self._state, self._matched = ROOT, 0
+        self.state, self._matched = ROOT, 0  # the longest end of the reply that occurs in the past
 
     def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
         """Index a conversation that is over."""
         self.automaton.extend([*prompt[-PROMPT_TAIL:], *reply, SEPARATOR])
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._state, self._matched = ROOT, 0
+        self.state, self._matched = ROOT, 0
         self.extend(prompt[-PROMPT_TAIL:])
 
     def extend(self, tokens: Sequence[int]) -> None:
         follow = self.automaton.follow
         for token in tokens:
-            self._state, self._matched = follow(self._state, self._matched, token)
+            self.state, self._matched = follow(self.state, self._matched, token)
 
     @property
     def matched(self) -> int:
         return self._matched
 
-    @property
-    def match(self) -> tuple[int, int]:
-        """Return the state and the length of the longest end of the reply that occurs in the past."""
-        return self._state, self._matched
-
     def cursor(self) -> Cursor | None:
-        return AutomatonCursor(self.automaton, self._state, self._matched) if len(self.automaton) else None
+        return AutomatonCursor(self.automaton, self.state, self._matched) if len(self.automaton) else None
 
 
 MIN_MATCH = 2
