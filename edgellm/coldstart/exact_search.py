@@ -45,7 +45,9 @@ class Tables:
         def spans(sums: Floats) -> Floats:
             return np.where(first >= 0, sums[:, end] - sums[:, first], np.inf)
 
-        loads, works, needs = (_sums(cost) for cost in (task.load, task.compute, np.tile(task.need, (k, 1))))
+        there = np.isfinite(task.load)
+        costs = (np.where(there, task.load, 0.0), task.compute, np.tile(task.need, (k, 1)), ~there)
+        loads, works, needs, lacking = map(_sums, costs)
         compute, own = spans(works), spans(loads) + spans(works) + task.opening[:, None, None]
         if task.overlap == "streamed":
             file_ends = np.append(np.flatnonzero(task.files[1:]) + 1, n)[np.cumsum(np.append(False, task.files[1:]))]
@@ -53,7 +55,7 @@ class Tables:
                 done = loads[:, np.minimum(file_ends[:at], at)] + works[:, at : at + 1] - works[:, :at]
                 latest = np.maximum.accumulate(done[:, ::-1], 1) - loads[:, at - 1 :: -1] + task.opening[:, None]
                 own[:, at, 1 : at + 1] = np.maximum(latest, compute[:, at, 1 : at + 1])
-        fits = spans(needs) <= task.room[:, None, None]
+        fits = (spans(needs) <= task.room[:, None, None]) & (spans(lacking) == 0)
         nowhere = np.zeros((k, 1), bool)
         fits &= np.append(task.begins, nowhere, 1)[:, first] & np.append(nowhere, task.ends, 1)[:, end]
         own = np.where(fits, own, np.inf)

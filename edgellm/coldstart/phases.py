@@ -57,14 +57,9 @@ class PhaseProblem:
     contention: Contention = Contention()
 
     @cached_property
-    def _restricted(self) -> tuple[Task, float]:
-        further = max(WRITING, self.home.tokens_out)
-        return restrict_to_stored(self.home.task(), self.home.devices, further)
-
-    @property
     def task(self) -> Task:
         """The planning problem, restricted to the layers that the devices have."""
-        return self._restricted[0]
+        return restrict_to_stored(self.home.task(), self.home.devices)
 
     @cached_property
     def kept(self) -> Floats:
@@ -76,7 +71,7 @@ class PhaseProblem:
     def solved(self, further: int, stop: Stop) -> Cut | None:
         """Return the placement by which `further` tokens after the first come soonest, if one is possible."""
         found = solve(self.task, further, stop)
-        return None if found is None or found.seconds >= self._restricted[1] else found.cut
+        return None if found is None else found.cut
 
     def reading(self, tokens: int) -> Task:
         """Return the problem of reading so many tokens with all layers loaded."""

@@ -4,6 +4,7 @@ In a pipelined prefill a prompt is split into parts, and while a stage computes 
 before. Smaller parts fill the pipeline sooner but use each device less efficiently (equation 8).
 """
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -210,15 +211,13 @@ def plan(home: Home, stop: Stop = never) -> Plan:
     layers that it has stored, if it says which (`Device.layers`). Raises PlanImpossible: the devices together cannot
     hold the model, or do not have its layers where they fit."""
     free = home.task()
-    task, penalty = restrict_to_stored(free, home.devices, home.further)
+    task = restrict_to_stored(free, home.devices)
     solution = solve(task, home.further if home.objective == "reply" else 0, stop)
     if solution is None:
-        raise _does_not_fit(home, free)
-    if solution.seconds >= penalty:
-        raise _missing_layers(home, free)
+        raise _does_not_fit(home, free) if solve(free, 0, stop) is None else _missing_layers(home, free)
 
     def possible(cut: Cut | None) -> PlanOption | None:
-        return _option(home, task, cut) if cut and makespan(task, cut) < penalty else None
+        return _option(home, task, cut) if cut else None
 
     peak, disk = [device.flops for device in home.devices], [device.disk for device in home.devices]
     anywhere = all(device.layers == ANY_LAYERS for device in home.devices)
@@ -240,8 +239,8 @@ def predict(home: Home, cut: Cut) -> PlanOption:
     """Return the times of a reply with the layers divided as in `cut`, whether or not that is a good plan. As in a
     plan, loaded layers are not loaded again."""
     free = home.task()
-    task, penalty = restrict_to_stored(free, home.devices, home.further)
-    return _option(home, task if makespan(task, cut) < penalty else free, cut)
+    task = restrict_to_stored(free, home.devices)
+    return _option(home, task if math.isfinite(makespan(task, cut)) else free, cut)
 
 
 def solve(task: Task, further: int = 0, stop: Stop = never) -> Solution | None:

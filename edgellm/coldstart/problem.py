@@ -25,9 +25,9 @@ OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 class Task:
     """L layers for K devices, in seconds and bytes.
 
-    `load` and `compute`, (K, L): seconds for one layer on one device. `send`, (K, K): seconds from the row's device to
-    the column's. `need`, (L,): bytes of a layer in memory; `capacity`, (K,): bytes that a device has for layers.
-    Embedding and head belong to the first and the last layer.
+    `load` and `compute`, (K, L): seconds for one layer on one device; `load` is infinite for a layer that it lacks.
+    `send`, (K, K): seconds from the row's device to the column's. `need`, (L,): bytes of a layer in memory; `capacity`,
+    (K,): bytes that a device has for layers. Embedding and head belong to the first and the last layer.
 
     `step`, (K, L), and `hop`, (K, K): `compute` and `send` for one decoded token. `alone_load`, (K,), and `alone_need`:
     seconds and bytes for all layers on one device, at most their sum (a head tied to the embedding is stored once).
@@ -63,11 +63,6 @@ class Task:
     def room(self) -> Floats:
         """Return `capacity`, with so much more that rounding does not make a stage too big that just fits, (K,)."""
         return self.capacity * (1.0 + 1e-12)
-
-    def longest(self, further: int = 0) -> float:
-        """Return seconds by which every plan is done with the first token and `further` ones."""
-        once = (self.opening, self.load, self.alone_load, self.compute, self.send)
-        return 1.0 + float(sum(cost.sum() for cost in once) + further * (self.step.sum() + self.hop.sum()))
 
 
 Cut = tuple[tuple[int, int], ...]
@@ -148,14 +143,16 @@ def per_token(task: Task, cut: Cut) -> float:
 
 
 def fits(task: Task, cut: Cut) -> bool:
-    """Return whether each stage fits its device's memory (equation 22), begins and ends where it may, with no device
-    used twice and no layer left."""
+    """Return whether each stage fits its device's memory (equation 22), has its layers there, begins and ends where it
+    may, with no device used twice and no layer left."""
     first = 0
     for device, count in cut:
         needed = task.need[first : first + count].sum() if len(cut) > 1 else task.alone_need
         if count < 1 or needed > task.room[device]:
             return False
         if first + count > task.layers or not (task.begins[device, first] and task.ends[device, first + count - 1]):
+            return False
+        if not np.isfinite(task.load[device, first : first + count]).all():
             return False
         first += count
     return first == task.layers and len({device for device, _ in cut}) == len(cut)
@@ -315,14 +312,8 @@ def _with(layers: frozenset[int] | None, n: int) -> Bools:
     return np.isin(np.arange(n), sorted(range(n) if layers is None else layers))
 
 
-def restrict_to_stored(task: Task, devices: Sequence[Device], further: int) -> tuple[Task, float]:
-    """Return the task restricted to the layers that the devices have, and the penalty in seconds for loading a missing
-    layer. Loaded layers are not loaded again.
-
-    Every plan that uses only stored layers takes less than the penalty. `further`: tokens after the first that count,
-    too.
-    """
-    penalty = 2.0 * task.longest(further)
+def restrict_to_stored(task: Task, devices: Sequence[Device]) -> Task:
+    """Return the task restricted to the layers that the devices have. Loaded layers are not loaded again."""
     load, alone = task.load.copy(), task.alone_load.copy()
     begins, ends = task.begins.copy(), task.ends.copy()
     for at, device in enumerate(devices):
@@ -330,13 +321,13 @@ def restrict_to_stored(task: Task, devices: Sequence[Device], further: int) -> t
         missing = sorted(set(range(task.layers)) - layers.stored) if layers.stored is not None else []
         loaded = sorted(layers.loaded)
         load[at, loaded] = 0.0
-        load[at, missing] = penalty
+        load[at, missing] = np.inf
         if loaded or missing:
             alone[at] = load[at].sum()
         for mask, allowed in ((begins, layers.begins), (ends, layers.ends)):
             if allowed is not None:
                 mask[at] &= np.isin(np.arange(task.layers), sorted(allowed))
-    return replace(task, load=load, alone_load=alone, begins=begins, ends=ends), penalty
+    return replace(task, load=load, alone_load=alone, begins=begins, ends=ends)
 
 
 def even(peak: npt.ArrayLike, task: Task) -> Cut | None:

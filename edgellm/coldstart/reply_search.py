@@ -35,19 +35,18 @@ def fastest_reply(task: Task, further: int, stop: Stop = never) -> Solution | No
     the first four, (t, D) dominates (t', D') if D <= D' and t + n D <= t' + n D'. Passes search for a plan better than
     the best known plan, which it replaces. If there is none and a search was exhaustive, the best known one is optimal.
     """
-    search, known = _Forward(task, further), list(single_devices(task))
-    if (found := fastest_first_token(task, stop)) is not None:
-        known.append(found.cut)
-    high, best = min(((seconds(task, further, cut), cut) for cut in known), default=(task.longest(further), ()))
-    low = 0.0
+    if (found := fastest_first_token(task, stop)) is None:
+        return None
+    search, low = _Forward(task, further), 0.0
+    high, best = min((seconds(task, further, cut), cut) for cut in (found.cut, *single_devices(task)))
     for width in WIDTHS:
         reach = low  # below it nothing was found at this width
         while low < high * (1.0 - MARGIN):
             limit = high * (1.0 - MARGIN)
-            if best and width < MOST and high - reach > NEAR * high:
+            if width < MOST and high - reach > NEAR * high:
                 limit = (high + reach) / 2.0
             # The first passes are short, and without them no plan is good.
-            halt = never if width == WIDTHS[0] or not best else stop
+            halt = never if width == WIDTHS[0] else stop
             cuts, whole = search.within(limit, width, halt)
             if cuts:
                 high, best = min((seconds(task, further, cut), cut) for cut in cuts)
@@ -57,8 +56,6 @@ def fastest_reply(task: Task, further: int, stop: Stop = never) -> Solution | No
             low, reach = limit if whole else low, limit
             if limit >= high * (1.0 - MARGIN):
                 break
-    if not best:
-        return None
     return Solution(best, high, high if low >= high * (1.0 - MARGIN) else low)
 
 

@@ -39,9 +39,8 @@ def fail_over(
     if not devices:
         return None
     home = Home(devices, model, text, further, links=links or {}, overhead=overhead)
-    task, penalty = restrict_to_stored(home.task(), devices, further)
-    found = solve(task, further, stop)
-    return None if found is None or found.seconds >= penalty else home.shares(found.cut)
+    found = solve(restrict_to_stored(home.task(), devices), further, stop)
+    return None if found is None else home.shares(found.cut)
 
 
 Lacking = tuple[StageShare, int]
