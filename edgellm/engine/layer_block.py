@@ -6,18 +6,19 @@ A stage of a mesh is a chain of blocks, so that its first layers can compute whi
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.context import Context, padding_of
-from edgellm.engine.graph_hooks import Capture
+from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.hardware import N_BATCH, QUANTISED
 from edgellm.engine.kv.row_padding import MOST_PADDING, TRIED_ROWS, Padding, agree
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import ContextSpec, Model
 from edgellm.engine.vocabulary import Floats, Ids
-from edgellm.errors import EngineFailed, InvalidOption
+from edgellm.errors import InvalidOption
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,7 @@ class Block:
             ends = [len(rows) - (padded - n) for rows in found]
             found = [rows[end - passages[at].outputs : end] for rows, at, end in zip(found, order, ends, strict=True)]
         else:
-            if context.captured is None:
-                raise EngineFailed("The block captured no rows.", "Report this.")
-            shown = context.captured.output(self._last)
+            shown = cast(Recorder, context.captured).output(self._last)
             found = [shown[at * padded : at * padded + n] for at in range(len(order))]
         return [found[order.index(at)] for at in range(len(order))]
 

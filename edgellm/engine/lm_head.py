@@ -10,13 +10,13 @@ only while the drafts before them are accepted.
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from edgellm.engine import cores, library, native
+from edgellm.engine import cores, native
 from edgellm.engine.gguf.reader import TensorInfo
 from edgellm.engine.graph_hooks import NodeCallback
 from edgellm.engine.library import InitParams
@@ -121,15 +121,9 @@ class LMHead:
     """The head of one model, for one thread at a time: it makes `logits` of `states`, the last norm's output rows."""
 
     def __init__(self, model: Model, head: TensorInfo, threads: int) -> None:
-        """Set up the head. Raises EngineFailed where this llama.cpp lacks a function for it, or memory is short."""
-        try:
-            _ = [getattr(ggml, name) for name in library.QUICK]
-            # The map shares llama.cpp's own pages, and takes no more memory.
-            file = np.memmap(model.file.paths[head.part], dtype=np.uint8, mode="r")
-        except (AttributeError, OSError) as error:
-            raise EngineFailed(
-                "This llama.cpp cannot compute a head on its own.", "Use the version that edgellm installs."
-            ) from error
+        """Set up the head. Raises OSError: the file cannot be mapped."""
+        # The map shares llama.cpp's own pages, and takes no more memory.
+        file = np.memmap(model.file.paths[head.part], dtype=np.uint8, mode="r")
         self._kind, row = head.kind, head.nbytes // head.shape[1]
         self._guard = native.NativeGuard()
         self._threads = self._share = threads
@@ -145,12 +139,11 @@ class LMHead:
 
     @classmethod
     def open(cls, model: Model, threads: int) -> "LMHead | None":
-        """Return the model's head; None where it is more than a matrix, or this llama.cpp cannot compute it alone."""
+        """Return the model's head; None where it is more than a matrix, or its file is gone."""
         head = head_of(model)
-        try:
+        with suppress(OSError):
             return None if head is None else cls(model, head, threads)
-        except EngineFailed:
-            return None
+        return None
 
     def compute(self, first: int, end: int) -> None:
         """Compute the logits of the states from row `first` up to before `end`. Raises EngineFailed: llama.cpp could

@@ -4,7 +4,6 @@ llama.cpp computes the sizes: it loads the model without its weights, opens the 
 the size of each. So the figures hold for every architecture. `gguf.memory` estimates the rest.
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -294,9 +293,8 @@ class Wanted:
 
 def fit(wanted: Wanted, hardware: Hardware, taken: Counter[str]) -> tuple[Hardware, str]:
     """Return how a model is loaded beside what is `taken` already, and why: with the layers on graphics cards that
-    `hardware` asks for, or as many as fit. Its own bytes are added to `taken`. `EDGELLM_FIT=off` leaves out the check
-    against the machine's memory. Raises MemoryShort: the model does not fit; says what would; InvalidOption: there is
-    no such device, or no graphics card at all."""
+    `hardware` asks for, or as many as fit. Its own bytes are added to `taken`. Raises MemoryShort: the model does not
+    fit; says what would; InvalidOption: there is no such device, or no graphics card at all."""
     cards = offload_devices(hardware.devices) if hardware.gpu_layers != 0 else []
     if cards:
         return _on_cards(wanted, hardware, cards, taken)
@@ -351,7 +349,7 @@ def _take(wanted: Wanted, hardware: Hardware, use: MemoryUse, taken: Counter[str
     """Add the bytes of a model. Raise MemoryShort where its part that is not on a graphics card does not fit into the
     memory."""
     free = free_memory() - taken["CPU"]
-    if use.on("CPU") <= free or os.environ.get("EDGELLM_FIT") == "off":
+    if use.on("CPU") <= free:
         taken.update(use.by_device)
         return
     grows = max(1, use.caches["CPU"] + use.compute["CPU"])  # bytes that grow with the context

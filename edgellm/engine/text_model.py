@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,10 +15,12 @@ from edgellm.engine import native
 from edgellm.engine.chat.prompt import ChatTemplate, ThinkingMarkup, find_markup, fitting
 from edgellm.engine.chat.template import Message, Template
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
-from edgellm.engine.grammar.matcher import Grammar
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.vocabulary import CONTROL, Ids, VocabTokenizer, Vocabulary, attributes, tokenizer_hash
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
+
+if TYPE_CHECKING:
+    from edgellm.engine.grammar.matcher import Grammar
 
 _KINDS = 2 * lib.LLAMA_TOKEN_ATTR_BYTE - 1  # attributes of a token's kind; higher bits tell how its text is stripped
 _ROLE = re.compile(rb"user|assistant|system|tool|model")  # templates put names such as <|user|> together
@@ -110,9 +112,11 @@ class TextModel:
             i for i in control if self.is_eog(i) or (pieces[i] and (pieces[i] in template or _ROLE.search(pieces[i])))
         )
 
-    def grammar(self, schema: str) -> Grammar:
+    def grammar(self, schema: str) -> "Grammar":
         """Return the grammar of replies that are valid by a JSON `schema`. Raises InvalidOption as `Grammar` does, and
         ModelUnsupported without a tokenizer or a token that ends a reply."""
+        from edgellm.engine.grammar.matcher import Grammar  # imports llguidance
+
         vocabulary = self.vocabulary
         if not self._all_ends:
             raise ModelUnsupported(f"No token of {self.name} ends a reply.", "Use another model for a JSON schema.")

@@ -8,13 +8,7 @@ from types import MappingProxyType
 
 from edgellm.engine import ModelFile, check_cuttable, mtp_obstacle
 from edgellm.engine.gguf.cuttable import cut_points
-from edgellm.engine.gguf.memory import (
-    attention_layers,
-    cache_bytes_per_token,
-    recurrent_state_bytes,
-    sliding_window,
-    text_layers,
-)
+from edgellm.engine.gguf.memory import attention_layers, cache_bytes_per_token, recurrent_state_bytes, text_layers
 from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.gguf.writer import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
@@ -170,7 +164,7 @@ def _copies(header: GgufHeader) -> Ability:
     how = "its cache can be rolled back"
     if recurrent_state_bytes(header):
         how = "rejected copies are rolled back by snapshots or checkpoints of its state"
-    elif sliding_window(header):
+    elif header.number("attention.sliding_window"):
         how += " within its sliding window, and is read again beyond"
     return Ability("copies", True, how)
 

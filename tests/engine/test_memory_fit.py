@@ -159,8 +159,6 @@ def test_too_long_a_context_is_refused_with_one_that_fits(draft_path: Path, monk
     length = int(re.search(r"(\d+) tokens fit", refused.value.next_step)[1])  # type: ignore[index]
     assert 256 <= length < 20_000
     place_model(file, Hardware(n_ctx=length), Counter(), verifies=True)
-    monkeypatch.setenv("EDGELLM_FIT", "off")
-    place_model(file, Hardware(n_ctx=20_000), Counter(), verifies=True)
 
 
 def test_a_model_beside_another_has_what_that_left(draft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ def hybrid(architectures: Architectures) -> Iterator[Model]:
 
 def afresh(model: Model, ids: Ids) -> Floats:
     """Return the prediction after `ids`, read in one batch by contexts of its own, as llama.cpp's server does it."""
-    functions = StateFunctions.require()
+    functions = StateFunctions.find()
+    assert functions is not None
     n, width = len(ids), model.n_embd
     spec = NativeSpec(n, 1, n, threads=1, unified=True, cache_type="f32", flash=False)
     trunk = llama_api.open_context(model.owned, spec)
@@ -51,7 +52,6 @@ def afresh(model: Model, ids: Ids) -> Floats:
     NativeContext(trunk, 1, model.n_vocab).decode(batch.tokens, batch.put(0, 0, 0, ids, 1))
     given = np.zeros((n, width), dtype=np.float32)
     states = rows_at(functions.states(trunk.pointer), n, width)
-    assert states is not None
     given[1:] = states[:-1]
     NativeContext(second, 1, model.n_vocab).decode(batch.with_states(given), n)
     found = (ctypes.c_float * model.n_vocab).from_address(

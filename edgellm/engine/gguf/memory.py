@@ -120,11 +120,6 @@ def _recurrent_layers(header: GgufHeader) -> int:
     return sum(layer not in with_attention and not any(alone[layer : layer + 1]) for layer in range(count))
 
 
-def sliding_window(header: GgufHeader) -> int:
-    """Return the positions of the sliding window that some layers attend to; 0 where the header tells of none."""
-    return header.number("attention.sliding_window")
-
-
 def output_rows(n_seq: int, n_batch: int) -> int:
     """Return the most rows of logits in a batch of `n_batch` rows of `n_seq` sequences."""
     return min(n_batch, max(PREDICTED_ROWS, _CHECKED_ROWS * n_seq))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.gguf.memory import cache_bytes_per_token, recurrent_state_bytes, sliding_window
+from edgellm.engine.gguf.memory import cache_bytes_per_token, recurrent_state_bytes
 from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader
 from edgellm.engine.llama_api import NativeContext
 from edgellm.engine.native import lib
@@ -58,7 +58,7 @@ def checkpoint_bytes(
     """
     state = recurrent_state_bytes(header)
     recurrent = state > 0 or header.architecture in _COPIED_LATE if recurrent is None else recurrent
-    window = sliding_window(header) if window is None else window
+    window = header.number("attention.sliding_window") if window is None else window
     if recurrent and state > _MOST_BYTES:
         return 0
     # A state of a size that the header does not tell is no larger than all keys and values.

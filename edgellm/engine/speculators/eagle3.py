@@ -22,7 +22,7 @@ from edgellm.engine.speculators.speculator import (
     spec_beside,
 )
 from edgellm.engine.trial.probe import EAGLE3
-from edgellm.errors import EngineFailed, ModelUnsupported
+from edgellm.errors import ModelUnsupported
 
 VERIFIERS = frozenset((
     "gemma4", "gpt-oss", "hunyuan-dense", "lfm2", "lfm2moe", "llama", "mimo2", "minimax-01", "minimax-m2", "qwen3",
@@ -117,10 +117,8 @@ class Eagle3Head(Speculator):
         self._batch.put(0, seq, start, self._ids[seq, :n], n)
         states = self._windows[seq].of(start - 1, start - 1 + n)
         self._context.encode(self._batch.embeddings(states), n)
-        encoded = rows_at(self._functions.states(self._context.owned.pointer), n, self._inputs.shape[1])
-        if encoded is None:
-            raise EngineFailed("llama.cpp has encoded no states.", "Report this.")
-        self._inputs[:n] = encoded
+        encoded = self._functions.states(self._context.owned.pointer)
+        self._inputs[:n] = rows_at(encoded, n, self._inputs.shape[1])
 
 
 class Eagle3Model(SpeculatorModel):

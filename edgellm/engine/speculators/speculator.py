@@ -14,7 +14,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -54,18 +54,11 @@ class StateFunctions:
         typed = zip(found, signatures, strict=True)
         return StateFunctions(*(native.bind(one, result, _POINTER, *rest) for one, (result, *rest) in typed))
 
-    @staticmethod
-    def require() -> "StateFunctions":
-        """Return the functions. Raise EngineFailed where the library lacks one of them."""
-        if (found := StateFunctions.find()) is None:
-            raise EngineFailed("This llama.cpp hands over no states.", "Take edgellm's own version.")
-        return found
 
-
-def rows_at(address: int | None, n: int, width: int) -> Floats | None:
-    """Return `n` rows of `width` floats at an address, as a view; None without an address."""
+def rows_at(address: int | None, n: int, width: int) -> Floats:
+    """Return `n` rows of `width` floats at an address, as a view. Raise EngineFailed without an address."""
     if not address:
-        return None
+        raise EngineFailed("llama.cpp hands over no states.", "Report this.")
     buffer: Any = (ctypes.c_float * (n * width)).from_address(address)
     return np.frombuffer(buffer, dtype=np.float32).reshape(n, width)
 
@@ -142,7 +135,7 @@ class Speculator(ABC):
         self._trunk = trunk
         self._context = NativeContext(owned, spec.threads, trunk.n_vocab)
         self._every, self._last_row = every, 0
-        self._functions = StateFunctions.require()
+        self._functions = cast(StateFunctions, StateFunctions.find())  # the model was looked at
         self._functions.keep(owned.pointer, True, not every)
         self._batch = LlamaBatch(rows, spec.n_ctx)
         self._inputs = np.zeros((rows, inputs), dtype=np.float32)
@@ -230,10 +223,7 @@ class Speculator(ABC):
     def follow(self, token: int, seq: int = 0) -> Floats:
         """Return the logits of the token after `token`, which was drafted behind the tokens of the last call."""
         address = self._functions.states(self._context.owned.pointer)
-        states = rows_at(address, self._last_row + 1, self._inputs.shape[1])
-        if states is None:
-            raise EngineFailed("llama.cpp has no state of the last drafted token.", "Report this.")
-        self._inputs[0] = states[self._last_row]
+        self._inputs[0] = rows_at(address, self._last_row + 1, self._inputs.shape[1])[self._last_row]
         self._run(seq, self._next[seq], np.array([token], dtype=np.int32), outputs=1)
         self._next[seq] += 1
         return self._row()
