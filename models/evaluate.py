@@ -4,7 +4,7 @@ A greedy reply is exact if and only if every token of the right reply is the mos
 
     python -m models.evaluate [--pair home] --verifier CHECKPOINT --draft CHECKPOINT [--cases 300]
 
-The shipped pair is judged through llama.cpp by `bench/synera/pair_quality.py`.
+The shipped pair is judged through llama.cpp by `bench/synera/quality.py`.
 """
 
 from __future__ import annotations

@@ -17,16 +17,16 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from bench.coordgen.methods import MOST, Everything, Method, PromptLookup, SuffixLookup
-from bench.coordgen.tasks import TASKS, Reply, files_of, recorded
+from bench.coordgen.tasks import TASKS, Reply, recorded
 from bench.harness.results import Figures
 from edgellm.engine import ContextSpec, Model
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
 from edgellm.spec.protocols import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Decision, Round
+from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 from testkit.gguf.changed import to_f32
-from testkit.questions import PairName
 
 _EMPTY = Chunk()
 PAPERS = ("calibration", "reuse")
@@ -70,12 +70,12 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
     return tokens / max(1, rounds)
 
 
-def measured(model: Model, cases: int, pair: str) -> dict[str, dict[str, float]]:
-    """Return the acceptance lengths of every method, by the tasks of `pair`."""
+def measured(model: Model, cases: int) -> dict[str, dict[str, float]]:
+    """Return the acceptance lengths of every method, by the tasks."""
     found: dict[str, dict[str, float]] = {}
     verifier = LocalVerifier(model, ContextSpec(model.n_ctx_train))
-    for task in TASKS[pair]:
-        replies = recorded(model, task, cases, pair=pair)
+    for task in TASKS:
+        replies = recorded(model, task, cases)
         found[task] = {}
         for base, (make, prior) in BASES.items():
             for topping, others in TOPPINGS.items():
@@ -104,16 +104,13 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def measure(
-    pair: PairName = "home",
-    cases: Annotated[int, "of each task"] = 80,
-    models: Sequence[Literal["verifier", "draft"]] = ("verifier", "draft"),
+    cases: Annotated[int, "of each task"] = 80, models: Sequence[Literal["verifier", "draft"]] = ("verifier", "draft")
 ) -> Figures:
-    """Return the figures of these models of a pair, in float32."""
+    """Return the figures of these models of the bundled pair, in float32."""
     found = {}
-    for name, file in files_of(pair).items():
-        if name.endswith(tuple(models)):
-            with tempfile.TemporaryDirectory() as folder:
-                to_f32(file, Path(folder) / "exact.gguf")
-                with Model.load(Path(folder) / "exact.gguf") as model:
-                    found[name] = measured(model, cases, pair)
-    return {"pair": pair, "cases": cases, "most": MOST, "models": found}
+    for name in (f"edgellm-{one}" for one in models):
+        with tempfile.TemporaryDirectory() as folder:
+            to_f32(resolve(name), Path(folder) / "exact.gguf")
+            with Model.load(Path(folder) / "exact.gguf") as model:
+                found[name] = measured(model, cases)
+    return {"cases": cases, "most": MOST, "models": found}

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from bench.coordgen.tasks import TASKS, Reply, files_of, recorded
+from bench.coordgen.tasks import TASKS, Reply, recorded
 from bench.coordgen.timed_methods import N_CTX, Run, all_methods, nothing_to_copy
 from bench.harness.progress import track
 from bench.harness.results import Figures
@@ -36,10 +36,11 @@ from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.types import Expected, Ids
+from edgellm.storage import resolve
+from edgellm.storage.model_files import HOME
 from edgellm.verifier.in_process import report_expected
 from testkit.forced_verifier import ForcedVerifier
 from testkit.gguf import random_model
-from testkit.questions import PairName
 
 NONE = "none"
 
@@ -150,7 +151,6 @@ def gain(row: dict[str, Any]) -> float | None:
 
 def measure(
     hardware: Hardware,
-    pair: PairName = "home",
     cases: Annotated[int, "of each task; half of them at the 0.5B shape"] = 40,
     past: Annotated[int, "earlier conversations, for the row that has them"] = 200,
     models: Sequence[Literal["own", "0.5b"]] = ("own", "0.5b"),
@@ -159,9 +159,9 @@ def measure(
 ) -> Figures:
     """Return the speed of all methods on these models."""
     found = {}
-    (name, big), (_, small) = files_of(pair).items()
+    big, small = resolve(HOME.verifier), resolve(HOME.draft)
     with ExitStack() as stack, Model.load(big, LoadSpec(hardware)) as verifier:
-        both = {task: recorded(verifier, task, cases + past, pair=pair) for task in TASKS[pair]}
+        both = {task: recorded(verifier, task, cases + past) for task in TASKS}
         tasks = {task: replies[:cases] for task, replies in both.items()}
         earlier = {task: replies[cases:] for task, replies in both.items()}
         tasks[NONE] = nothing_to_copy(cases, verifier.n_vocab)
@@ -171,11 +171,11 @@ def measure(
             return lambda curve, task: all_methods(curve, model, earlier.get(task, ()), few, drafter)
 
         if "own" in models:
-            found[name] = measured(verifier, tasks, methods(verifier, few=False), threads, repeats)
+            found[HOME.verifier] = measured(verifier, tasks, methods(verifier, few=False), threads, repeats)
         if "0.5b" in models:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "half.gguf"
             random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
             half_of = {task: replies[: max(2, cases // 2)] for task, replies in tasks.items()}
             half = stack.enter_context(Model.load(path, LoadSpec(hardware)))
             found["Qwen2.5-0.5B shape, Q4_0"] = measured(half, half_of, methods(half, few=True), threads, 1)
-    return {"pair": pair, "cases": cases, "past": past, "repeats": repeats, "models": found}
+    return {"cases": cases, "past": past, "repeats": repeats, "models": found}

@@ -6,7 +6,6 @@ another, as on a device, so that past cases can be drafted from.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -14,19 +13,10 @@ from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.spec.types import Ids
 from models.pairs import PAIRS
 
-TASKS = {
-    "home": {"summary": "summary", "rag": "qa", "ui": "command", "reply": "reply"},
-    "code": {family: family for family in PAIRS["code"].families},
-}
-"""Families by the paper's names of its tasks, for each pair."""
+TASKS = {"summary": "summary", "rag": "qa", "ui": "command", "reply": "reply"}
+"""Families of questions by the paper's names of its tasks."""
 
 SEED = 4004
-
-
-def files_of(pair: str) -> dict[str, Path]:
-    """Return the files of a pair's models by the names that tables have, the verifier first."""
-    prefix = "edgellm-" if pair == "home" else f"{pair} "
-    return {f"{prefix}{name}": PAIRS[pair].file(name) for name in ("verifier", "draft")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +27,11 @@ class Reply:
     reply: tuple[int, ...]
 
 
-def recorded(model: Model, task: str, cases: int, most: int = 120, seed: int = SEED, pair: str = "home") -> list[Reply]:
-    """Return greedy replies of `model` to `cases` of a pair's task."""
+def recorded(model: Model, task: str, cases: int, most: int = 120, seed: int = SEED) -> list[Reply]:
+    """Return greedy replies of `model` to `cases` of a task."""
     found = []
     with Context(model, ContextSpec(n_ctx=model.n_ctx_train)) as context:
-        for case in PAIRS[pair].held_out(TASKS[pair][task], cases, seed):
+        for case in PAIRS["home"].held_out(TASKS[task], cases, seed):
             prompt = model.chat_prompt([Message(turn.role, turn.text) for turn in case.prompt])
             row = context.decode(prompt[context.sync(prompt) :])[0]
             reply = [int(row.argmax())]

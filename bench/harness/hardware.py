@@ -4,7 +4,6 @@ They are those of `edgellm chat`. A benchmark says in `suites.toml` which it use
 
     threads   one number of threads for all models
     model     also how its models are loaded, all of them alike
-    pair      all options, for the draft model and the verifier apart (draft=VALUE)
 
 The others decide themselves what they compute on, as their results mean that.
 """
@@ -13,21 +12,14 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from edgellm.cli.options import DRAFT, VERIFIER
-
-THREADS, MODEL, PAIR = "threads", "model", "pair"
+THREADS, MODEL = "threads", "model"
 LOADED = ("gpu_layers", "device", "tensor_split", "cache_type", "flash_attn", "mlock")
 """How a model is loaded. Its contexts are as long as a benchmark needs them."""
-ALL = ("gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn", "mlock")
-USED: Mapping[str, tuple[str, ...]] = MappingProxyType({THREADS: ("threads",), MODEL: ("threads", *LOADED), PAIR: ALL})
+ALL = ("threads", *LOADED)
+USED: Mapping[str, tuple[str, ...]] = MappingProxyType({THREADS: ("threads",), MODEL: ALL})
 """The options that the benchmarks of each kind use."""
 DESCRIBED: Mapping[str | None, str] = MappingProxyType(
-    {
-        None: "",
-        THREADS: " [--threads]",
-        MODEL: " [hardware options but --ctx-size and --batch-size]",
-        PAIR: " [hardware options]",
-    }
+    {None: "", THREADS: " [--threads]", MODEL: " [hardware options]"}
 )
 """What a list of benchmarks says of each kind."""
 _DEST = "hardware_"  # benchmarks have arguments of their own that are called threads
@@ -35,7 +27,7 @@ _DEST = "hardware_"  # benchmarks have arguments of their own that are called th
 
 def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = ALL) -> None:
     """Give a parser the options of these `names`."""
-    group = parser.add_argument_group("hardware", "as for edgellm chat; also draft=VALUE or verifier=VALUE for a pair")
+    group = parser.add_argument_group("hardware", "as for edgellm chat")
     for name in names:
         group.add_argument(f"--{name.replace('_', '-')}", dest=_DEST + name, action="append", metavar="VALUE")
 
@@ -51,7 +43,6 @@ def words_for(kind: str | None, options: Mapping[str, Sequence[str]]) -> tuple[l
     used, unused = list[str](), list[str]()
     for name, values in options.items():
         for value in values:
-            by_model = value.startswith((f"{DRAFT}=", f"{VERIFIER}="))
-            known = kind is not None and name in USED[kind] and (kind == PAIR or not by_model)
+            known = kind is not None and name in USED[kind]
             (used if known else unused).extend((f"--{name.replace('_', '-')}", value))
     return used, unused

@@ -1,13 +1,13 @@
 """Results of benchmarks on disk: figures, settings, the machine, and the commit that they were measured at."""
 
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from edgellm.system import allowed_processors, processor
 from testkit import ROOT
 
 RESULTS = ROOT / "bench" / "results"
@@ -17,17 +17,13 @@ Figures: TypeAlias = dict[str, Any]
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(allowed_processors())
 
 
 def machine() -> Figures:
     """Return the processor's name, the cores that this process may use, the system and Python's version."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
-        name = lines[0].split(":", 1)[1].strip() if lines else name
-    return {"processor": name, "cores": cores(), "system": platform.system(), "python": platform.python_version()}
+    about = {"system": platform.system(), "python": platform.python_version()}
+    return {"processor": processor(), "cores": cores(), **about}
 
 
 def place(suite: str, name: str) -> Path:

@@ -1,7 +1,7 @@
 """The settings of a benchmark: the parameters of its `measure`, as options of a command line.
 
 A number, a text, a path, a choice or several of them, by their annotations; `Annotated[int, "explained"]` explains one.
-Without a default a setting has to be given. `Hardware` and `HardwareOptions` become the options of `edgellm chat`.
+Without a default a setting has to be given. `Hardware` becomes the options of `edgellm chat`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from edgellm.engine.hardware import Hardware
 
 Earlier = Mapping[str, Any]
 """The last result, for benchmarks that renew it part by part; empty where there is none."""
-_GIVEN = (Earlier, Hardware, HardwareOptions)
+_GIVEN = (Earlier, Hardware)
 """What is not an option of its own."""
 
 
@@ -37,11 +37,8 @@ def parser(measure: Callable[..., Any], defaults: Mapping[str, Any], **more: Any
             required = default is inspect.Parameter.empty
             kind: dict[str, Any] = {"required": True} if required else {"default": default}
             made.add_argument(f"--{name.replace('_', '-')}", dest=name, **kind, **_option(parameter.annotation))
-    asked = {parameter.annotation for parameter in known.values()}
-    if HardwareOptions in asked:
-        hardware.add_arguments(made)
-    elif Hardware in asked:
-        hardware.add_arguments(made, hardware.LOADED if "threads" in known else hardware.USED[hardware.MODEL])
+    if Hardware in {parameter.annotation for parameter in known.values()}:
+        hardware.add_arguments(made, hardware.LOADED if "threads" in known else hardware.ALL)
     return made
 
 
@@ -50,9 +47,7 @@ def settings(measure: Callable[..., Any], arguments: argparse.Namespace) -> dict
     options = HardwareOptions(**{name: tuple(values) for name, values in hardware.given(arguments).items()})
     found: dict[str, Any] = {}
     for name, parameter in parameters(measure).items():
-        if parameter.annotation is HardwareOptions:
-            found[name] = options
-        elif parameter.annotation is Hardware:
+        if parameter.annotation is Hardware:
             found[name] = options.of(VERIFIER)
         elif parameter.annotation is not Earlier:
             found[name] = getattr(arguments, name)

@@ -30,7 +30,7 @@ from edgellm.engine.model import LoadSpec
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.storage import resolve
-from testkit.questions import PairName, pair_files
+from edgellm.storage.model_files import HOME
 
 PAPERS: Mapping[str, tuple[str, ...]] = {
     "SAM": (), "SAM + calibration": ("calibration",), "SAM + calibration + reuse": ("calibration", "reuse"),
@@ -65,12 +65,7 @@ def methods(model: Model, curve: CostCurve, _task: str) -> list[Run]:
 def table(found: dict[str, Any]) -> str:
     """Return a Markdown table: a line for each technique that is added, and the paper's numbers beside it."""
     tasks = found["tasks"]
-    lines = [
-        f"the {found['pair']} pair:",
-        "",
-        f"| | {' | '.join(tasks)} | the paper |",
-        "|---|" + "---|" * (len(tasks) + 1),
-    ]
+    lines = [f"| | {' | '.join(tasks)} | the paper |", "|---|" + "---|" * (len(tasks) + 1)]
     for name in next(iter(tasks.values())):
         cells = [f"{rows[name]['decoding_total']:.2f} / {rows[name]['whole_total']:.2f}" for rows in tasks.values()]
         lines.append(f"| {name} | {' | '.join(cells)} | {speeds(CLAIMED[name]) if name in CLAIMED else ''} |")
@@ -93,17 +88,13 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
 
 
 def measure(
-    hardware: Hardware,
-    pair: PairName = "home",
-    cases: Annotated[int, "of each task"] = 40,
-    repeats: int = 3,
-    threads: int | None = None,
+    hardware: Hardware, cases: Annotated[int, "of each task"] = 40, repeats: int = 3, threads: int | None = None
 ) -> Figures:
-    """Return the speed of each technique on all tasks of a pair."""
-    with Model.load(resolve(pair_files(pair).verifier), LoadSpec(hardware)) as model:
-        tasks = {task: recorded(model, task, cases, pair=pair) for task in TASKS[pair]}
+    """Return the speed of each technique on all tasks."""
+    with Model.load(resolve(HOME.verifier), LoadSpec(hardware)) as model:
+        tasks = {task: recorded(model, task, cases) for task in TASKS}
         found = measured(model, tasks, partial(methods, model), threads, repeats)
     return {
-        "pair": pair, "cases": cases, "repeats": repeats,
+        "cases": cases, "repeats": repeats,
         "curve_ms": found.pop("curve_ms"), "heads_ms": found.pop("heads_ms"), "tasks": found,
     }  # fmt: skip

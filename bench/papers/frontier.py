@@ -40,8 +40,9 @@ from edgellm.llm import LLM
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.storage import resolve
+from edgellm.storage.model_files import HOME
 from testkit.processes.paced_pair import PASS, paced_verifier
-from testkit.questions import PairFiles, PairName, Question, by_family, pair_files, questions
+from testkit.questions import Question, by_family, questions
 
 DRAFT, CLOUD = "draft alone", "verifier alone"
 OURS, RIVALS = ("synera", "auto"), ("edgefm", "hybrid")
@@ -91,13 +92,11 @@ class Compared:
         }
 
 
-def compared(
-    budget: float | None, files: PairFiles, port: int, profile: Profile, closing: ExitStack
-) -> Iterator[tuple[str, Compared]]:
+def compared(budget: float | None, port: int, profile: Profile, closing: ExitStack) -> Iterator[tuple[str, Compared]]:
     """Yield all methods at a budget with their names; the models alone where it is None."""
 
-    def pair(draft: str = files.draft) -> LLM:
-        return closing.enter_context(open_pair(draft, port, files))
+    def pair(draft: str = HOME.draft) -> LLM:
+        return closing.enter_context(open_pair(draft, port))
 
     if budget is None:
         yield DRAFT, Compared(Method({"gate": "never"}), pair())
@@ -111,14 +110,13 @@ def compared(
     yield "edgefm", Compared(WholeReplies(ReplyRule(profile, budget, by_reply), pair("none")), pair(), by_reply)
 
 
-def at_one(made: PairName, count: int, budget: float | None) -> Figures:
+def at_one(count: int, budget: float | None) -> Figures:
     """Return the figures of all methods at a budget, or those of the models alone."""
-    cases, files = questions(count, pair=made), pair_files(made)
-    verifier = resolve(files.verifier)
-    profile = profile_of(resolve(files.draft), verifier, files.profile)
+    cases, verifier = questions(count), resolve(HOME.verifier)
+    profile = profile_of(resolve(HOME.draft), verifier, None)
     with ExitStack() as closing:
         relay = closing.enter_context(paced_verifier(verifier, PASS, NETWORK, sessions=len(METHODS) + 1))
-        found = dict(compared(budget, files, relay.port, profile, closing))
+        found = dict(compared(budget, relay.port, profile, closing))
         for seed, question in enumerate(cases):
             for one in found.values():
                 one.method.answer(one.pair, question, seed)
@@ -135,8 +133,7 @@ def table(found: dict[str, Any]) -> str:
     """Return a line for each method at each budget, and what the paper says."""
     base = found["alone"][DRAFT]["to_the_end_ms"]
     lines = [
-        f"the {found['pair']} pair",
-        f"budget  {'method':15}{'share':>7}{'mean score':>14}{'ms/token':>10}{'of alone':>9}{'passes':>8}{'T x W':>7}",
+        f"budget  {'method':15}{'share':>7}{'mean score':>14}{'ms/token':>10}{'of alone':>9}{'passes':>8}{'T x W':>7}"
     ]
     for budget, rows in {"": found["alone"], **found["budgets"]}.items():
         for name, row in rows.items():
@@ -179,7 +176,7 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
             axes.plot([row[key] for row in rows], [row["mean"] for row in rows], "-o", label=name)
             for budget, row in zip(found["budgets"], rows, strict=True):
                 axes.annotate(budget, (row[key], row["mean"]), textcoords="offset points", xytext=(4, 4), fontsize=7)
-        axes.set(xlabel=label, ylabel="mean score of all families, %", title=f"the {found['pair']} pair")
+        axes.set(xlabel=label, ylabel="mean score of all families, %", title="the bundled pair")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.savefig(path, bbox_inches="tight", dpi=130)
@@ -187,14 +184,12 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
     return path
 
 
-def measure(
-    pair: PairName = "home", cases: Annotated[int, "a family"] = 24, budgets: Sequence[float] = (0.1, 0.2, 0.4)
-) -> Figures:
+def measure(cases: Annotated[int, "a family"] = 24, budgets: Sequence[float] = (0.1, 0.2, 0.4)) -> Figures:
     """Return the figures of all budgets, each in a process of its own, with costs beside the verifier's alone."""
     asked = [None, *budgets]
     with ProcessPoolExecutor(len(asked), multiprocessing.get_context("spawn")) as pool:
-        alone, *several = track(pool.map(partial(at_one, pair, cases), asked), "budgets", len(asked))
+        alone, *several = track(pool.map(partial(at_one, cases), asked), "budgets", len(asked))
     for found in (alone, *several):
         for row in found.values():
             row.update(costs(row, alone[CLOUD]))
-    return {"pair": pair, "alone": alone, "budgets": dict(zip(map(str, budgets), several, strict=True))}
+    return {"alone": alone, "budgets": dict(zip(map(str, budgets), several, strict=True))}

@@ -48,10 +48,10 @@ from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.placement import model_costs
 from edgellm.storage import resolve
+from edgellm.storage.model_files import HOME
 from models.pairs import PAIRS
 from testkit.network.relay import Network
 from testkit.processes.paced_mesh import Pace, paced, paced_workers
-from testkit.questions import PairName, pair_files
 
 WIDE = ("desk", "phone")
 MOVES = 3
@@ -179,8 +179,6 @@ def figures(replies: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, A
 def table(found: dict[str, Any]) -> str:
     """Return a Markdown table: a line for each schedule with each kind of drafts, and the paper's numbers."""
     lines = [
-        f"the {found['pair']} pair:",
-        "",
         "| schedule | drafts | first token, s | ms a token after it | reply, s | speed | the paper |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -200,7 +198,7 @@ def table(found: dict[str, Any]) -> str:
 def plot(found: dict[str, Any], path: Path) -> Path | None:
     """Draw the speed of whole replies by every schedule, with each kind of drafts."""
     names = list(dict.fromkeys(row["schedule"] for row in found["ways"]))
-    title = f"whole replies of the {found['pair']} pair"
+    title = "whole replies"
     speed = {(row["schedule"], row["drafts"]): row["speed"] or 0.0 for row in found["ways"]}
     kinds = list(dict.fromkeys(row["drafts"] for row in found["ways"]))
     bars = {f"drafts: {drafts}": [speed[name, drafts] for name in names] for drafts in kinds}
@@ -208,14 +206,12 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
 
 
 def measure(
-    pair: PairName = "home",
     cases: Annotated[int, "of each task"] = 2,
-    tasks: Annotated[Sequence[str], "of the pair's; none for all"] = (),
+    tasks: Annotated[Sequence[str], "none for all"] = (),
     drafts: Annotated[Sequence[str], "as --retrieval"] = ("off", "context", "context,reuse"),
 ) -> Figures:
     """Write all replies by every schedule in turn, with each of the drafts."""
-    made, path = PAIRS[pair], resolve(pair_files(pair).verifier)
-    families = {task: TASKS[pair][task] for task in tasks or TASKS[pair]}
+    path, families = resolve(HOME.verifier), {task: TASKS[task] for task in tasks or TASKS}
     file = ModelFile.open(path)
     layers = model_costs(file).shape.layers
     pace = Pace(LOAD / layers, PASS / layers, ROW / layers)
@@ -232,7 +228,7 @@ def measure(
         for name in ("wide", "narrow"):  # all pieces are cut
             home.write(schedules(layers)[name], [Message("user", "?")], "off")
         for task, family in track(families.items(), "tasks"):
-            for case in made.held_out(family, cases, SEED):
+            for case in PAIRS["home"].held_out(family, cases, SEED):
                 prompt = [Message(turn.role, turn.text) for turn in case.prompt]
                 own = [token.id for token in whole.reply(prompt, max_tokens=MOST, retrieval="off")]
                 for name, one in ways:
@@ -243,7 +239,7 @@ def measure(
         {"schedule": name, "drafts": one, **figures(replies, found.get(PLAIN)), "replies": replies}
         for (name, one), replies in found.items()
     ]
-    return {"pair": pair, "ways": rows}
+    return {"ways": rows}
 
 
 def failures(found: Figures) -> list[str]:

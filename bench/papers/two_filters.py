@@ -23,22 +23,22 @@ from bench.synera.quality import against, profile_of, remembering
 from edgellm.engine import Model
 from edgellm.llm import LLM
 from edgellm.storage import resolve
-from testkit.questions import PairName, answered, pair_files, questions, reply_with
+from edgellm.storage.model_files import HOME
+from testkit.questions import answered, questions, reply_with
 
 BOTH = "synera"
 GATES = (BOTH, "confidence", "importance", "random")
 BOUNDS = ("never", "always")
 
 
-def at_one(made: PairName, count: int, budget: float | None) -> Figures:
+def at_one(count: int, budget: float | None) -> Figures:
     """Return the figures of every gate at one budget, or those of nothing and of everything verified."""
-    cases, files = questions(count, pair=made), pair_files(made)
-    names = BOUNDS if budget is None else GATES
+    cases, names = questions(count), BOUNDS if budget is None else GATES
     with ExitStack() as closing:
-        small, big = (closing.enter_context(Model.load(resolve(name))) for name in (files.draft, files.verifier))
-        profile_of(small.path, big.path, files.profile)  # a clear word where there is none
+        small, big = (closing.enter_context(Model.load(resolve(name))) for name in HOME)
+        profile_of(small.path, big.path, None)  # a clear word where there is none
         verifier = remembering(big, closing)
-        pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=files.profile))
+        pair = closing.enter_context(LLM(big, draft=small, verifier=verifier))
         answers = {gate: answered(cases, reply_with(pair, gate=gate, budget=budget)) for gate in names}
     found = {gate: one.figures(cases) for gate, one in answers.items()}
     if BOTH in answers:
@@ -51,7 +51,7 @@ def table(found: dict[str, Any]) -> str:
     """Return a line for each gate at each budget, and what the paper says."""
     never, always = (found["bounds"][name]["mean"] for name in BOUNDS)
     lines = [
-        f"the {found['pair']} pair: the draft model alone {never:.2f}, the verifier alone {always:.2f}",
+        f"the draft model alone {never:.2f}, the verifier alone {always:.2f}",
         f"budget  {'gate':12}{'share':>7}{'passes':>8}{'mean':>8}  both filters above it",
     ]
     for budget, gates in found["budgets"].items():
@@ -65,18 +65,11 @@ def table(found: dict[str, Any]) -> str:
 
 
 def measure(
-    pair: PairName = "home",
-    cases: Annotated[int, "a family"] = 100,
-    budgets: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8),
+    cases: Annotated[int, "a family"] = 100, budgets: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 ) -> Figures:
     """Return the figures of all budgets, each in a process of its own, one process for each core at a time."""
     asked = [None, *budgets]
     with ProcessPoolExecutor(cores(), multiprocessing.get_context("spawn")) as pool:
-        each = pool.map(partial(at_one, pair, cases), asked)
+        each = pool.map(partial(at_one, cases), asked)
         bounds, *several = track(each, "budgets", len(asked))
-    return {
-        "pair": pair,
-        "cases": cases,
-        "bounds": bounds,
-        "budgets": dict(zip(map(str, budgets), several, strict=True)),
-    }
+    return {"cases": cases, "bounds": bounds, "budgets": dict(zip(map(str, budgets), several, strict=True))}

@@ -19,7 +19,8 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.llm import LLM
-from testkit.questions import MOST, PairName, Question, pair_files, questions
+from edgellm.storage.model_files import HOME
+from testkit.questions import MOST, Question, questions
 
 
 @dataclass
@@ -70,16 +71,12 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join([*lines, f"full depth: {rows[0]['full_score']:.1f}"]) + "\n"
 
 
-def measure(
-    pair: PairName = "home",
-    cases: Annotated[int, "a family"] = 40,
-    thresholds: Sequence[float] = (0.3, 0.5, 0.7, 0.9, 1.0),
-) -> Figures:
+def measure(cases: Annotated[int, "a family"] = 40, thresholds: Sequence[float] = (0.3, 0.5, 0.7, 0.9, 1.0)) -> Figures:
     """Return a row for each threshold."""
     full = Setting({"early_exit": False})
     settings = {threshold: Setting({"early_exit": True, "exit_threshold": threshold}) for threshold in thresholds}
-    drawn = questions(cases, pair=pair)
-    with LLM.open(pair_files(pair).draft, "none", threads=1) as alone:
+    drawn = questions(cases)
+    with LLM.open(HOME.draft, "none", threads=1) as alone:
         for setting in track((full, *settings.values()), "thresholds"):  # as only drafters of one kind are kept open
             for question in track(drawn, "questions"):
                 setting.answer(alone, question)

@@ -34,9 +34,10 @@ from edgellm.llm import LLM
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Token
 from edgellm.storage import resolve
+from edgellm.storage.model_files import HOME
 from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
-from testkit.questions import MOST, PairFiles, PairName, Question, pair_files, questions
+from testkit.questions import MOST, Question, questions
 
 NETWORK = Network(10.0, 0.02)
 """Mbit/s, and the seconds of a round trip."""
@@ -148,10 +149,9 @@ def methods(budget: float) -> dict[str, Method]:
     }
 
 
-def open_pair(draft: str, port: int, files: PairFiles) -> AbstractContextManager[LLM]:
+def open_pair(draft: str, port: int) -> AbstractContextManager[LLM]:
     """Return a pair at the pace of a device whose verifier listens at a port of this machine."""
-    profile = None if draft == "none" else files.profile
-    return paced_pair(draft, f"127.0.0.1:{port}", TOKEN, profile, files.draft)
+    return paced_pair(draft, f"127.0.0.1:{port}", TOKEN)
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -170,14 +170,14 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure(pair: PairName = "home", cases: Annotated[int, "a family"] = 3, budget: float = 0.2) -> Figures:
+def measure(cases: Annotated[int, "a family"] = 3, budget: float = 0.2) -> Figures:
     """Answer all questions by every method, and return the figures."""
-    files, compared = pair_files(pair), methods(budget)
+    compared = methods(budget)
     with ExitStack() as closing:
-        relay = closing.enter_context(paced_verifier(resolve(files.verifier), PASS, NETWORK))
-        drafts = [files.draft if method.drafted else "none" for method in compared.values()]
-        pairs = [closing.enter_context(open_pair(draft, relay.port, files)) for draft in drafts]
-        for seed, question in enumerate(track(questions(cases, pair=pair), "questions")):
+        relay = closing.enter_context(paced_verifier(resolve(HOME.verifier), PASS, NETWORK))
+        drafts = [HOME.draft if method.drafted else "none" for method in compared.values()]
+        pairs = [closing.enter_context(open_pair(draft, relay.port)) for draft in drafts]
+        for seed, question in enumerate(track(questions(cases), "questions")):
             for method, one in zip(compared.values(), pairs, strict=True):
                 method.answer(one, question, seed)
     base = compared["draft model alone"]

@@ -65,10 +65,8 @@ def paced_verifier(model: Path, pace: float, network: Network, sessions: int = 2
 
 
 @contextmanager
-def paced_pair(
-    draft: str | None, verifier: str, pace: float, profile: Path | None = None, tokenizer: str = "edgellm-draft"
-) -> Iterator[LLM]:
+def paced_pair(draft: str | None, verifier: str, pace: float) -> Iterator[LLM]:
     """Yield a pair whose draft model decodes at `pace`; the other arguments are as in `LLM.open`."""
     paced = patch.object(made, "Context", partial(Paced, pace=pace))
-    with paced, LLM.open(draft, verifier, threads=1, profile=profile, tokenizer=tokenizer) as pair:
+    with paced, LLM.open(draft, verifier, threads=1, tokenizer="edgellm-draft") as pair:
         yield pair

@@ -80,13 +80,11 @@ def test_a_suite_is_all_of_its_benchmarks_each_once() -> None:
 
 
 def test_what_a_benchmark_does_not_use_is_kept_from_it() -> None:
-    asked = {"threads": ["2", "draft=1"], "cache_type": ["q8_0"], "ctx_size": ["512"]}
-    everything = ["--threads", "2", "--threads", "draft=1", "--cache-type", "q8_0", "--ctx-size", "512"]
+    asked = {"threads": ["2"], "cache_type": ["q8_0"]}
+    everything = ["--threads", "2", "--cache-type", "q8_0"]
     assert hardware.words_for(None, asked) == ([], everything)
-    assert hardware.words_for(hardware.PAIR, asked) == (everything, [])
+    assert hardware.words_for(hardware.MODEL, asked) == (everything, [])
     assert hardware.words_for(hardware.THREADS, asked) == (everything[:2], everything[2:])
-    used, unused = hardware.words_for(hardware.MODEL, asked)
-    assert (used, unused) == (["--threads", "2", "--cache-type", "q8_0"], ["--threads", "draft=1", "--ctx-size", "512"])
 
 
 def test_settings_of_every_kind_are_read() -> None:

@@ -59,7 +59,7 @@ def test_a_run_as_declared_is_the_result_any_other_a_trial(folder: Path, capsys:
         (["run", "csgo", "--threads", "2"], "none of these benchmarks uses --threads 2"),
         (["list", "csgo", "--threads", "2"], "settings are for `run`"),
         (["run", "csgo/exact", "--instances", "many"], "invalid int value"),
-        (["run", "synera/pair_quality", "--cache-type", "q2"], "q2"),
+        (["run", "coordgen/speed", "--cache-type", "q2"], "q2"),
     ],
 )
 def test_what_cannot_be_run_is_said_beforehand(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,22 +1,14 @@
-"""Texts that kill or hold up a tokenizer: every pre-tokenizer, through the command line, HTTP, and a link."""
+"""Texts that kill or hold up a tokenizer: every pre-tokenizer, in this process and through HTTP."""
 
 import http.client
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from bench.robustness.attack.harness import Attack, Found
-from edgellm.rpc.address import Address
-from testkit import free_port, until_listening
 from testkit.gguf.random_model import Shape, write
 from testkit.hostile.inputs import PRE_TOKENIZERS, TEXTS
 from testkit.processes.http_server import serving
@@ -70,38 +62,6 @@ def _in_process(quick: bool) -> Found:
                         tally.seconds.append(time.perf_counter() - began)
             path.unlink()
     return tally.found(refused=refused)
-
-
-def _chats(quick: bool, *, linked: bool) -> Found:
-    tally = Tally()
-    pres = ("tekken", "superbpe") if quick else PRE_TOKENIZERS
-    with tempfile.TemporaryDirectory() as folder:
-        for pre in pres:
-            path = Path(folder, f"{pre}.gguf")
-            write(path, SHORT, "F32", pre_tokenizer=pre)
-            with _verifier(folder, path) if linked else nullcontext("none") as verifier:
-                options = ["--draft", str(path), "--verifier", verifier]
-                for name, made in TEXTS.items():
-                    for length in (60_000, LARGEST) if not quick else (60_000,):
-                        text = Path(folder, "text")
-                        text.write_text(made(length), encoding="utf-8")
-                        _chat(tally, folder, [*options, "--context", str(text)], f"{pre}, {length} of {name}")
-    return tally.found()
-
-
-def _chat(tally: Tally, folder: str, options: list[str], what: str) -> None:
-    command = [sys.executable, "-m", "edgellm", "chat", *options, "--max-tokens", "2", "?"]
-    began = time.perf_counter()
-    tally.tried += 1
-    try:
-        home = {**os.environ, "EDGELLM_HOME": str(Path(folder, "home"))}
-        done = subprocess.run(command, capture_output=True, env=home, timeout=PATIENCE, check=False)
-    except subprocess.TimeoutExpired:
-        tally.wrong.append(f"{what}: no end after {PATIENCE:.0f} s")
-        return
-    tally.seconds.append(time.perf_counter() - began)
-    if done.returncode not in (0, 1) or b"unexpected" in done.stderr:
-        tally.wrong.append(f"{what}: exit code {done.returncode}: {done.stderr[-200:]!r}")
 
 
 def _http(quick: bool) -> Found:
@@ -160,19 +120,8 @@ def _held_up(quick: bool) -> Found:
     return tally.found(**{"small one beside them s": beside})
 
 
-@contextmanager
-def _verifier(folder: str, path: Path) -> Iterator[str]:
-    """Yield the address of a verifier's process."""
-    address = Address("127.0.0.1", free_port())
-    with serving(Path(folder, "home"), "--role", "verifier", "-m", str(path), "--port", str(address.port)):
-        until_listening(address.port)
-        yield str(address)
-
-
 ATTACKS = (
     Attack("text-tokenizers", "12 texts of up to 4 MiB with 35 pre-tokenizers, tokenised", _in_process),
-    Attack("text-command-line", "the same through `edgellm chat --context`", partial(_chats, linked=False)),
     Attack("text-http", "the same through /v1/completions of a server, and a small request after it", _http),
-    Attack("text-link", "the same through a chat whose verifier is across a link", partial(_chats, linked=True)),
     Attack("text-held-up", "a small request beside megabytes of control tokens", _held_up),
 )
