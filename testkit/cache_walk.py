@@ -236,10 +236,10 @@ def _difference(found: Floats, expected: Floats) -> float:
     return apart if np.isfinite(apart) else float("inf")
 
 
-def walk(model: Model, operations: int, seed: int = 0, settings: Sequence[Setting] = SETTINGS) -> Outcome:
+def walk(model: Model, operations: int) -> Outcome:
     """Walk through a context of each setting, with equal parts of the operations, and return what was found."""
     outcome = Outcome()
-    for number, setting in enumerate(settings):
-        part = operations * (number + 1) // len(settings) - operations * number // len(settings)
-        outcome.add(Walk(model, setting, seed + number).run(part))
+    for number, setting in enumerate(SETTINGS):
+        part = operations * (number + 1) // len(SETTINGS) - operations * number // len(SETTINGS)
+        outcome.add(Walk(model, setting, number).run(part))
     return outcome

@@ -47,9 +47,9 @@ def padded(tokens: Tokens, n: int, kind: int = UNUSED) -> Tokens:
     return replace(tokens, texts=texts, kinds=[*tokens.kinds, *[kind] * n], rows=[*tokens.rows, *[-1] * n])
 
 
-def permuted(tokens: Tokens, seed: int = 0) -> Tokens:
+def permuted(tokens: Tokens) -> Tokens:
     """Return the same tokens in another order, with other names of the control tokens."""
-    made = tokens.chosen(np.random.default_rng(seed).permutation(tokens.size).tolist())
+    made = tokens.chosen(np.random.default_rng(0).permutation(tokens.size).tolist())
     texts = [
         text.replace("<|", "[/") if kind == CONTROL else text for text, kind in zip(made.texts, made.kinds, strict=True)
     ]

@@ -176,9 +176,9 @@ class Fleet:
         self._left.release()
 
 
-def kept_before(budget: float, rng: random.Random, most: int = 6) -> int:
+def kept_before(budget: float, rng: random.Random) -> int:
     """Draw the number of chunks kept unverified between two sent ones, for a `budget` of chunks that are sent."""
     kept = 0
-    while kept < most and rng.random() >= budget:
+    while kept < 6 and rng.random() >= budget:
         kept += 1
     return kept

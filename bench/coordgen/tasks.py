@@ -17,6 +17,7 @@ TASKS = {"summary": "summary", "rag": "qa", "ui": "command", "reply": "reply"}
 """Families of questions by the paper's names of its tasks."""
 
 SEED = 4004
+_MOST = 120  # tokens of a reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +28,15 @@ class Reply:
     reply: tuple[int, ...]
 
 
-def recorded(model: Model, task: str, cases: int, most: int = 120, seed: int = SEED) -> list[Reply]:
+def recorded(model: Model, task: str, cases: int) -> list[Reply]:
     """Return greedy replies of `model` to `cases` of a task."""
     found = []
     with Context(model, ContextSpec(n_ctx=model.n_ctx_train)) as context:
-        for case in PAIRS["home"].held_out(TASKS[task], cases, seed):
+        for case in PAIRS["home"].held_out(TASKS[task], cases, SEED):
             prompt = model.chat_prompt([Message(turn.role, turn.text) for turn in case.prompt])
             row = context.decode(prompt[context.sync(prompt) :])[0]
             reply = [int(row.argmax())]
-            while not model.is_eog(reply[-1]) and len(reply) < most:
+            while not model.is_eog(reply[-1]) and len(reply) < _MOST:
                 reply.append(int(context.decode(np.array(reply[-1:], dtype=np.int32))[0].argmax()))
             found.append(Reply(prompt, tuple(reply)))
     return found

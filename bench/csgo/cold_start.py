@@ -75,8 +75,7 @@ def worker(machine: Throttled, *words: str) -> Iterator[None]:
     """Run a worker, started and stopped without throttling."""
     with ExitStack() as running:
         with machine.hurried():
-            words = ("--host", machine.address, "--port", "50151", *words)
-            running.enter_context(machine.running("serve", "--role", "worker", *words, until="Use it with"))
+            running.enter_context(machine.worker(*words))
         yield
         running.enter_context(machine.hurried())
 

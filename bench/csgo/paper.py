@@ -1,6 +1,6 @@
 """Compute T for every strategy and prompt length in CSGO's own setting (Table 1), beside the paper's claims.
 
-The figures are exact, so nothing varies from run to run. The picture has Figures 3 to 5 with our numbers.
+The figures are exact, so nothing varies from run to run.
 
 Columns: tokens of the prompt; seconds to the first token on the ideal single device, with an even split, with the
 heuristic, and with the optimum; the devices and the layers of each in the optimum; its saving against the best of

@@ -140,8 +140,8 @@ class Throttled(Machine):
     @contextmanager
     def worker(self, *words: str) -> Iterator[list[str]]:
         """Run a worker that keeps layers for the others; yield the lines that it prints."""
-        module = ("--host", self.address, "--port", "50151", "--home", str(self.home), *words)
-        with self.running(*module, until="listening", module="testkit.processes.layer_worker") as printed:
+        serve = ("serve", "--role", "worker", "--host", self.address, "--port", "50151", *words)
+        with self.running(*serve, until="Use it with") as printed:
             yield printed
 
     def forget(self) -> int:

@@ -33,8 +33,8 @@ import sys
 from pathlib import Path
 from edgellm.services.server.listener import Listening
 from edgellm.services.server.servers import VerifierOptions, serve_verifier
-model, port, sessions, threads, context = sys.argv[1:]
-options = VerifierOptions(int(sessions), context=int(context), threads=int(threads) or None)
+model, port, threads, context = sys.argv[1:]
+options = VerifierOptions(2, context=int(context), threads=int(threads) or None)
 serve_verifier(Path(model), Listening(port=int(port)), options).wait()
 """
 CONTEXT = 1024  # positions of a session
@@ -43,9 +43,9 @@ CONTEXT = 1024  # positions of a session
 class VerifierProcess:
     """A verifier's process at a port of its own, which can be killed or stopped, and started again."""
 
-    def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1, context: int = CONTEXT) -> None:
+    def __init__(self, model: Path, threads: int | None = 1, context: int = CONTEXT) -> None:
         self.port = free_port()
-        words = map(str, (model, self.port, sessions, threads or 0, context))
+        words = map(str, (model, self.port, threads or 0, context))
         self._run = [sys.executable, "-c", _SERVE, *words]
         self._process = self._started()
 

@@ -22,16 +22,13 @@ from edgellm.engine import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.rpc.address import Address
 from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.mesh import part_of
-from edgellm.mesh.layer_sources import SeveralSources, WholeModel
+from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
-model, port, threads, keep, rpc = sys.argv[1:]
+model, port, threads, keep = sys.argv[1:]
 unit = ComputeUnit(Hardware(threads=int(threads) or None))
-layers = SeveralSources() if rpc else WholeModel(ModelFile.open(Path(model)))
-cache = WeightCache(layers, unit=unit, keep=float(keep))
-more = (part_of("rpc", "service").RpcEngineService,) if rpc else ()
-server = WorkerServer(cache, Address("127.0.0.1", int(port)), more=more)
+cache = WeightCache(WholeModel(ModelFile.open(Path(model))), unit=unit, keep=float(keep))
+server = WorkerServer(cache, Address("127.0.0.1", int(port)))
 server.start()
 server.wait()
 """
@@ -40,13 +37,10 @@ server.wait()
 class WorkerProcess:
     """A worker's process, which can be killed or stopped, and started again."""
 
-    def __init__(
-        self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0, first: str = "", *,
-        rpc: bool = False,
-    ) -> None:  # fmt: skip
-        """`first` is code that the process runs first. With `rpc` it serves llama.cpp's RPC, and has no layers."""
+    def __init__(self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0, first: str = "") -> None:
+        """`first` is code that the process runs first."""
         self.port = free_port()
-        words = (model, self.port, threads or 0, keep, "rpc" if rpc else "")
+        words = (model, self.port, threads or 0, keep)
         self._run = [sys.executable, "-c", first + _SERVE, *map(str, words)]
         self._environment = {**os.environ, "EDGELLM_HOME": str(home)}
         self._process = self._started()
@@ -91,5 +85,5 @@ class WorkerProcess:
     def address(self) -> Address:
         return Address("127.0.0.1", self.port)
 
-    def member(self, name: str, direct: bool = True) -> RemoteDevice:
-        return RemoteDevice(Endpoint(name, self.address), direct=direct)
+    def member(self, name: str) -> RemoteDevice:
+        return RemoteDevice(Endpoint(name, self.address))
