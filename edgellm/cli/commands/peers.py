@@ -87,7 +87,7 @@ def pair(
     else:
         peer = join(place or _find(code, hosts), code, trust, about)
     if as_json:
-        emit_json(_entry_row(peer), indent=None)
+        emit_json(_row(peer), indent=None)
         return
     say("")
     err().print(Text.assemble(("paired ", "bold green"), f"with {one_line(peer.name)} ({peer.id.short})"))
@@ -195,19 +195,25 @@ def _print_rights(title: str, rights: Iterable[str], host: str, guest: str) -> N
     err().print(facts(rows))
 
 
-def _entry_row(entry: Peer | Phone) -> dict[str, Any]:
+def _row(entry: Peer | Phone, answer: ProbeResult | None = None) -> dict[str, Any]:
+    """Return what is known of a device or a phone, and what a device has answered."""
     from edgellm.rpc.trust.trust import Peer
 
-    row: dict[str, Any] = {"name": entry.name, "id": str(entry.id), "short": entry.id.short}
-    row |= {"paired": entry.paired.isoformat(), "last_seen": entry.seen.isoformat(), "there": False}
+    there = None if answer is None else answer.info
+    offers = () if there is None else there.offers
+    row: dict[str, Any] = {
+        "name": entry.name, "id": str(entry.id), "short": entry.id.short, "paired": entry.paired.isoformat(),
+        "last_seen": entry.seen.isoformat(), "there": there is not None, "address": there and str(there.address),
+        "round_trip_ms": there and round(there.seconds * 1e3, 3), "version": there and there.version,
+        "trouble": None if answer is None or answer.error is None else str(answer.error),
+        "offers": [{"model": one.model, "size": one.size, "vocabulary": one.vocabulary} for one in offers],
+    }  # fmt: skip
     if not isinstance(entry, Peer):
-        return row | dict.fromkeys(("address", "round_trip_ms", "version", "trouble")) | {
-            "kind": "phone", "may_here": ["page"], "may_there": [], "addresses": [], "offers": [],
-        }  # fmt: skip
+        return row | {"kind": "phone", "may_here": ["page"], "may_there": [], "addresses": []}
     return row | {
-        "kind": "device", "may_here": sorted(entry.rights), "may_there": sorted(entry.granted),
+        "kind": "device", "may_here": sorted(entry.rights), "wakes": entry.wakes,
+        "may_there": sorted(entry.granted if there is None else there.rights),
         "addresses": [str(address) for address in entry.addresses], "cards": [str(card) for card in entry.cards],
-        "wakes": entry.wakes,
     }  # fmt: skip
 
 
@@ -308,40 +314,22 @@ def _change(action: Action, peer: Peer | Phone, value: str | None, as_json: bool
     if as_json:
         now = next((one for one in store.with_phones() if one.id == peer.id), None)
         emit_json({"id": str(peer.id), "name": now.name if now else peer.name, "paired": now is not None,
-                   "may_here": _entry_row(now)["may_here"] if now else []})  # fmt: skip
+                   "may_here": _row(now)["may_here"] if now else []})  # fmt: skip
 
 
 def _list(known: Sequence[Peer | Phone], ask: bool, as_json: bool) -> None:
     from edgellm.rpc.discovery.interfaces import chosen_hosts
-    from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
+    from edgellm.rpc.discovery.peer_probe import probe_peers
     from edgellm.rpc.trust.trust import Peer, Trust
 
-    peers = [one for one in known if isinstance(one, Peer)]
-    answers = [ProbeResult(peer, None, None) for peer in peers]
-    if ask and peers:
-        answers = probe_peers(Trust.load(), peers, chosen_hosts())
-    asked = {answer.peer.id: _row(answer) for answer in answers}
-    rows = [asked.get(one.id) or _entry_row(one) for one in known]
+    peers = [one for one in known if ask and isinstance(one, Peer)]
+    answers = {one.peer.id: one for one in (probe_peers(Trust.load(), peers, chosen_hosts()) if peers else ())}
+    rows = [_row(one, answers.get(one.id)) for one in known]
     columns = _COLUMNS if ask else {**_COLUMNS, " round trip": lambda _: "not asked"}
     show(rows, columns, as_json, empty="No device is paired with this one. Pair one with: edgellm pair", fold="offers")
     for row in rows:
         if row["trouble"] and not as_json:
             say(f"{row['name']}: {row['trouble']}", style="dim")
-
-
-def _row(answer: ProbeResult) -> dict[str, Any]:
-    peer, there = answer.peer, answer.info
-    offers = [
-        {"model": one.model, "size": one.size, "vocabulary": one.vocabulary}
-        for one in (there.offers if there is not None else ())
-    ]
-    return _entry_row(peer) | {
-        "may_there": sorted(peer.granted if there is None else there.rights), "there": there is not None,
-        "address": None if there is None else str(there.address),
-        "round_trip_ms": None if there is None else round(there.seconds * 1e3, 3),
-        "version": None if there is None else there.version, "offers": offers,
-        "trouble": None if answer.error is None else str(answer.error),
-    }  # fmt: skip
 
 
 def _last_seen(row: dict[str, Any]) -> str:
