@@ -151,6 +151,14 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, curves: Path) -> Iterato
         yield
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home of its own for the test."""
+    path = tmp_path / "home"
+    monkeypatch.setenv("EDGELLM_HOME", str(path))
+    return path
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _device(request: pytest.FixtureRequest) -> Iterator[None]:
     """With `--device`, all layers of every model that a test does not place itself are on that device."""

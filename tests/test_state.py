@@ -87,20 +87,14 @@ def test_what_the_user_writes_may_be_a_link_and_keeps_its_modes(tmp_path: Path) 
         read_toml(tmp_path / "pipe")
 
 
-@pytest.fixture
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-def test_everything_is_written_for_the_user_alone_whatever_the_umask(own_home: Path) -> None:
+def test_everything_is_written_for_the_user_alone_whatever_the_umask(home: Path) -> None:
     before = os.umask(0)
     try:
         write_state(cache_dir() / "deep" / "er" / "file", "{}")
         private_folder(data_dir() / "folder")
     finally:
         os.umask(before)
-    modes = {f"{stat.S_IMODE(path.lstat().st_mode):o}" for path in own_home.rglob("*") if not path.is_symlink()}
+    modes = {f"{stat.S_IMODE(path.lstat().st_mode):o}" for path in home.rglob("*") if not path.is_symlink()}
     assert modes == {"600", "700"}
 
 
@@ -113,7 +107,7 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
             private_folder(path)
 
 
-def test_what_was_open_to_others_is_closed(own_home: Path, tmp_path: Path) -> None:
+def test_what_was_open_to_others_is_closed(home: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("not edgellm's")
     (tmp_path / "mine").chmod(0o644)
     for folder in (data_dir(), state_dir(), cache_dir()):

@@ -3,7 +3,6 @@
 import io
 import re
 import sys
-import time
 from collections import Counter
 from html import unescape
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgellm.cli.views.console import THOUGHT
 from edgellm.cli.views.markdown_stream import MarkdownWriter
+from tests.waiting import until
 
 _STEP = re.compile(r"\x1b\[(\d*)([AK])|\x1b\[[\d;?]*[mhl]|.", re.DOTALL)
 
@@ -147,10 +147,7 @@ def test_a_thought_stays_and_the_answer_is_drawn_without_another_token(monkeypat
     writer.pause()
     writer.write("an **ans", "accepted")
     writer.write("wer**", "accepted")
-    until = time.monotonic() + 60
-    while screen.shown != "a **thought**\nan answer":
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: screen.shown == "a **thought**\nan answer")
     writer.end_line()
 
 

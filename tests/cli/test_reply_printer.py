@@ -28,10 +28,14 @@ Written = Generator[Event, None, None]
 Capture = pytest.CaptureFixture[str]
 
 
-def scripted(events: Sequence[Event | BaseException | Callable[[], None]], stopped_early: bool = False) -> Reply:
+def scripted(
+    events: Sequence[Event | BaseException | Callable[[], None]], stopped_early: bool = False, **figures: int
+) -> Reply:
     """A reply that consists of `events`; an exception among them is raised, a function called."""
 
     def write(stats: Summary, explain: bool, stopped: Callable[[], bool], *_: object) -> Written:
+        for name, figure in figures.items():
+            setattr(stats, name, figure)
         for event in events:
             if isinstance(event, BaseException):
                 raise event
@@ -44,7 +48,7 @@ def scripted(events: Sequence[Event | BaseException | Callable[[], None]], stopp
                 stats.token(event)
                 stats.show(event)
             yield event
-        stats.finish_reason = "stop"
+        stats.finish("stop")
 
     return Reply(write, prompt_tokens=3, seed=0)
 
@@ -156,16 +160,10 @@ def test_a_model_cannot_command_the_terminal(capsys: Capture) -> None:
 def test_verified_shares_of_thought_and_answer_are_told_where_they_may_differ(
     capsys: Capture, sources: tuple[Source, ...], shown: str
 ) -> None:
-    def write(stats: Summary, *_: object) -> Written:
-        stats.passes, stats.verdicts_on_drafts = 2, sources.count(Source.ACCEPTED)
-        for number, source in enumerate(sources):
-            token = Token(number, b"a", source, channel=Channel.THINKING if number < 2 else Channel.ANSWER)
-            stats.token(token)
-            stats.show(token)
-            yield token
-        stats.finish("stop")
-
-    print_reply(Reply(write, prompt_tokens=3, seed=0), Display(stats=True))
+    channels = (Channel.THINKING,) * 2 + (Channel.ANSWER,) * 2
+    written = [Token(1, b"a", source, channel=channel) for source, channel in zip(sources, channels, strict=True)]
+    verdicts = sources.count(Source.ACCEPTED)
+    print_reply(scripted(written, passes=2, verdicts_on_drafts=verdicts), Display(stats=True))
     said = capsys.readouterr().err
     assert shown in said
     assert "of the thought verified" in said
@@ -347,12 +345,5 @@ def test_each_slow_model_is_told_once_where_nobody_watches(capsys: pytest.Captur
 
 
 def test_a_model_alone_is_not_called_verified(capsys: Capture) -> None:
-    def write(stats: Summary, *_: object) -> Written:
-        stats.passes = 1
-        token = Token(0, b"a", Source.VERIFIER)
-        stats.token(token)
-        yield token
-        stats.finish("stop")
-
-    print_reply(Reply(write, prompt_tokens=3, seed=0), Display())
+    print_reply(scripted(tokens(b"a", source=Source.VERIFIER), passes=1), Display())
     assert "verified" not in capsys.readouterr().err

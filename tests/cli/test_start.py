@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -20,6 +19,7 @@ from edgellm.storage import catalog
 from edgellm.storage.model_files import SMOLLM2, VARIABLE
 from edgellm.system import started_at
 from testkit.wheels import write_wheel
+from tests.waiting import until
 from tools import audit, bootstrap, lock
 from tools.progress import Screen
 
@@ -303,10 +303,8 @@ def test_stopping_stops_the_compilers_too(venv: Path, monkeypatch: pytest.Monkey
     program = f"sleep 600 & echo $! > '{venv}/child.new' && mv '{venv}/child.new' '{venv}/child'; wait"
     with pytest.raises(KeyboardInterrupt):
         bootstrap.watch(["sh", "-c", program])
-    child, until = int((venv / "child").read_text()), time.monotonic() + 60
-    while started_at(child) is not None:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    child = int((venv / "child").read_text())
+    until(lambda: started_at(child) is None)
 
 
 def test_an_interrupt_says_how_to_go_on(

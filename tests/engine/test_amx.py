@@ -17,12 +17,11 @@ from edgellm.isolation.serving import pack
 
 
 @pytest.fixture
-def on_amx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[bool]:
+def on_amx(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[bool]:
     """A build with AMX that this process has not tried; whether it works on this very machine, where that has it."""
     works = os.environ["EDGELLM_AMX"] == "on"
     found = replace(features(), instructions=("AVX2", probe.INSTRUCTION))
     monkeypatch.setattr(probe, "features", lambda: found)
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("EDGELLM_AMX")
     probe.amx_failure.cache_clear()
     yield works

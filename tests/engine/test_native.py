@@ -1,9 +1,6 @@
 """The process around the engine: its log, its threads, its end."""
 
-import os
-import subprocess
 import sys
-import textwrap
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,25 +11,13 @@ import pytest
 from edgellm import system
 from edgellm.engine import Context, ContextSpec, Model, cores, native
 from edgellm.engine.native import WAITING
-
-
-def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parents[2]
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=False,
-    )
+from tests.programs import run_python
 
 
 @pytest.mark.parametrize("where", ["log of the model", "log of the context", "progress"])
 def test_ctrl_c_within_a_callback_of_llama_cpp_is_not_lost(where: str, draft_path: Path) -> None:
     """Nothing may be raised through C; what is raised in a callback all the same, Python prints and forgets."""
-    done = run(
+    done = run_python(
         """
         import os, signal, sys
         from pathlib import Path
@@ -86,7 +71,7 @@ LOAD = """
     ],
 )
 def test_a_process_ends_quietly_with_everything_open(draft_path: Path, ending: str) -> None:
-    done = run(LOAD + "    " + ending, draft_path)
+    done = run_python(LOAD + "    " + ending, draft_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -105,7 +90,7 @@ def test_a_process_ends_quietly_while_a_thread_decodes(draft_path: Path) -> None
     time.sleep(0.2)
     """
     for _ in range(6):  # every other time it crashed
-        done = run(LOAD + code, draft_path)
+        done = run_python(LOAD + code, draft_path)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -145,7 +130,7 @@ def test_opening_and_closing_does_not_leak(draft_path: Path) -> None:
         turn()
     print((psutil.Process().memory_info().rss - before) / 15)
     """
-    done = run(LOAD + code, draft_path)
+    done = run_python(LOAD + code, draft_path)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 2e6  # bytes a turn; the cache alone has some ten million, and the heap wanders
 
@@ -190,7 +175,7 @@ def test_a_backend_for_cards_is_loaded_only_where_there_may_be_one(card: bool, m
     monkeypatch.setenv("LD_DEBUG", "files")  # the C library tells what it opens
     for name in ("LLAMA_CPP_LIB_PATH", "GGML_VK_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    done = run(f"""
+    done = run_python(f"""
         import sys
         from edgellm import system
         system.may_have_card = lambda: {card}
@@ -202,28 +187,21 @@ def test_a_backend_for_cards_is_loaded_only_where_there_may_be_one(card: bool, m
     assert ("libggml-vulkan.so" in done.stderr) == (card and "prebuilt" in done.stdout)
 
 
-def said(extra: dict[str, str]) -> str:
-    """What GNU's OpenMP prints of its settings when it is loaded by us; and what we leave in the environment."""
-    environment = {name: value for name, value in os.environ.items() if name not in WAITING}
-    environment |= {"OMP_DISPLAY_ENV": "VERBOSE", **extra}
+@pytest.mark.parametrize(
+    ("user", "policy", "left"),
+    [({}, "'ACTIVE'", "[]"), ({"OMP_WAIT_POLICY": "passive"}, "'PASSIVE'", "['OMP_WAIT_POLICY']")],
+)
+def test_threads_that_wait_do_not_sleep_at_once_unless_the_user_says_so(
+    user: dict[str, str], policy: str, left: str
+) -> None:
+    """GNU's OpenMP prints its settings when it is loaded by us; nothing is left that other programs would inherit."""
     code = "import edgellm.engine, os; print([n for n in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT') if n in os.environ])"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    done = run_python(code, without=WAITING, OMP_DISPLAY_ENV="VERBOSE", **user)
+    assert done.stdout == f"{left}\n"
     if "GOMP_SPINCOUNT" not in done.stderr:
         pytest.skip("llama.cpp was not built with GNU's OpenMP")
-    return done.stderr + done.stdout
-
-
-def test_threads_that_wait_do_not_sleep_at_once() -> None:
-    text = said({})
-    assert "OMP_WAIT_POLICY = 'ACTIVE'" in text
-    assert "GOMP_SPINCOUNT = '300000'" in text
-    assert text.endswith("[]\n")  # nothing that other programs would inherit
-
-
-def test_what_the_user_has_set_stays() -> None:
-    text = said({"OMP_WAIT_POLICY": "passive"})
-    assert "OMP_WAIT_POLICY = 'PASSIVE'" in text
-    assert text.endswith("['OMP_WAIT_POLICY']\n")
+    assert f"OMP_WAIT_POLICY = {policy}" in done.stderr
+    assert user or "GOMP_SPINCOUNT = '300000'" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="teams are counted by GNU's OpenMP alone")

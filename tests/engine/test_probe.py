@@ -24,11 +24,10 @@ from tests.engine.conftest import TINY
 
 
 @pytest.fixture
-def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def guarded(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The guard at work, with verdicts of its own; returns their folder."""
     monkeypatch.delenv("EDGELLM_PROBE")
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
-    return tmp_path / "home" / "cache" / "probed"
+    return home / "cache" / "probed"
 
 
 class Children:

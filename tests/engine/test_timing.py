@@ -1,7 +1,6 @@
 """Measurements on a busy machine: what disturbs some changes nothing, and what is impossible is not believed."""
 
 import itertools
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from edgellm import system
 from edgellm.engine.cores import AGREE, CpuWait, is_plausible, minimum_times, plausible_times
+from tests.programs import run_python
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 ROUNDS = 6
@@ -105,7 +105,7 @@ for other in others:
     other.kill()
     other.wait()
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+    assert run_python(code).returncode == 0
 
 
 def test_where_the_system_does_not_tell_the_load_average_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

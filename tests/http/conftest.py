@@ -101,9 +101,8 @@ def written(pair: LLM, question: str = QUESTION, **options: Any) -> str:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conversations:
+def store(home: Path) -> Conversations:
     """The conversations of a home of their own."""
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
     return Conversations()
 
 

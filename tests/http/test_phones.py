@@ -1,7 +1,6 @@
 """A phone gets a key to the page for a code from the user's screen, once, and loses it when it is revoked."""
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peers, Phone
 from tests.http.conftest import HOME, Answer, asker, conversation
 from tests.http.test_streaming import Scripted, endless
+from tests.waiting import until
 
 API, PAGE = "a" * 43, "p" * 43
 
@@ -100,12 +100,10 @@ def test_a_revoked_phone_is_shut_out_in_the_middle_of_a_reply(server: HttpServer
     key = pair(server, server.keys.new_code()).json["key"]
     with ThreadPoolExecutor(1) as thread:
         reply = thread.submit(ask, server, "POST", "/v1/chat/completions", conversation(stream=stream), key)
-        while server._handler.admission.running == 0:
-            time.sleep(0.02)
+        until(lambda: server._handler.admission.running)
         Peers().remove(phones()[0].id)
         assert b"[DONE]" not in reply.result().body
-    while server._handler.admission.running:
-        time.sleep(0.02)
+    until(lambda: not server._handler.admission.running)
     for path in ("/status", "/conversations"):
         assert ask(server, "GET", path, key=key).error["code"] == "invalid_api_key"
 

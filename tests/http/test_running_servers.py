@@ -18,10 +18,7 @@ from edgellm.rpc.trust.identity import web_certificate
 from edgellm.system import HAS_MODES, started_at, state_dir
 from tests.http.conftest import configured
 
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def files() -> list[Path]:

@@ -65,14 +65,6 @@ def served(f32_pair: tuple[Path, Path], server: VerifierServer) -> Iterator[LLM]
         yield opened
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home of its own for the test."""
-    path = tmp_path / "home"
-    monkeypatch.setenv("EDGELLM_HOME", str(path))
-    return path
-
-
 @pytest.fixture(scope="session")
 def retokenized(tmp_path_factory: pytest.TempPathFactory, f32_pair: tuple[Path, Path]) -> Retokenized:
     """Returns draft and verifier of one of `PAIRS`."""

@@ -27,8 +27,7 @@ ALL = KeptData(replies=1, conversations=1, typed=1, profiles=3, curves=1, logs=1
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+def _home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGELLM_HISTORY_KEEP", raising=False)
 
 

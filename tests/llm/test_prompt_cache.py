@@ -1,7 +1,5 @@
 """What a process has read, the next one need not read again."""
 
-from pathlib import Path
-
 import pytest
 
 from edgellm.engine import Message
@@ -11,14 +9,11 @@ from edgellm.storage.saved_prompts import prompts_folder
 from tests.decodes import Watched
 from tests.spec.real import ids
 
+pytestmark = pytest.mark.usefixtures("home")
+
 LIMIT = 10**9
 FACTS = " ".join(f"The box {number} is in the room {number % 7}." for number in range(40))
 QUESTION = "Where is the box 12?"
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
 
 
 def turn(turns: list[Message], models: tuple[str | None, str | None], limit: int = LIMIT) -> list[int]:

@@ -2,8 +2,6 @@
 
 import asyncio
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from edgellm.rpc.channel import bind, new_server, open_channel, run_in_network_l
 from edgellm.rpc.discovery.interfaces import listening
 from edgellm.rpc.protos import parse_message
 from edgellm.rpc.protos import trust_pb2 as pb
+from tests.programs import run_python
 from tools import protos
 
 
@@ -104,8 +103,8 @@ with socket.create_server(("127.0.0.1", 0)) as taken:
             print("taken")
     asyncio.run(go())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("taken\n", "")
+    done = run_python(code)
+    assert (done.stdout, done.stderr, done.returncode) == ("taken\n", "", 0)
 
 
 def test_committed_code_is_what_the_contract_generates(tmp_path: Path) -> None:

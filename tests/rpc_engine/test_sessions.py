@@ -41,8 +41,7 @@ def guest(tmp_path: Path, host: Trust) -> Trust:
 
 
 @pytest.fixture
-def worker(host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerServer]:
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+def worker(host: Trust, guest: Trust, home: Path) -> Iterator[WorkerServer]:
     cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=2 * MEMORY)
     with WorkerServer(cache, ANYWHERE, trust=host, more=(RpcEngineService,)) as running:
         yield running

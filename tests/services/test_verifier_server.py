@@ -1,7 +1,5 @@
 """A server's life: it starts, refuses what it may not do, and stops without losing what is in flight."""
 
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +29,7 @@ from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from testkit import free_port
 from tests.conftest import Architectures, Heads
+from tests.programs import run_python
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone, wait_for
 from tests.services.test_verification_service import Device, verify
 from tests.waiting import until
@@ -254,6 +253,5 @@ def test_a_device_that_never_closes_can_still_leave(own: VerifierServer) -> None
         "session = RemoteVerifier(sys.argv[2], model.vocabulary).open(GenerationState())\n"
         "print(len(session.submit(model.tokenize('Hello.'), Chunk()).result().tokens))"
     )
-    run = [sys.executable, "-c", code, str(own.model.path), str(own.address)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python(code, own.model.path, own.address)
     assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)

@@ -28,10 +28,9 @@ NOWHERE = ModelAddress(Address("127.0.0.1", 1))
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(home: Path) -> Path:
     """Where tokenizers are kept."""
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
-    return tmp_path / "cache" / "tokenizers"
+    return home / "cache" / "tokenizers"
 
 
 @pytest.fixture(scope="module")

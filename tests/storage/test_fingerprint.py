@@ -14,11 +14,7 @@ from edgellm.system import cache_dir
 from testkit.gguf.split_file import split
 from tests.watching import Calls, calls_of
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture
@@ -26,14 +22,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return calls_of(monkeypatch, _PartHash, "compute")
 
 
-def test_it_is_the_contents_and_read_once(home: Path, reads: Calls) -> None:
-    file = home / "a.gguf"
+def test_it_is_the_contents_and_read_once(tmp_path: Path, reads: Calls) -> None:
+    file = tmp_path / "a.gguf"
     file.write_bytes(b"one")
     assert fingerprint(file) == fingerprint(file) == hashlib.sha256(b"one").hexdigest()
     assert len(reads) == 1
     file.write_bytes(b"two!")
     assert fingerprint(file) == hashlib.sha256(b"two!").hexdigest()
-    same = home / "b.gguf"
+    same = tmp_path / "b.gguf"
     same.write_bytes(b"two!")
     assert fingerprint(same) == fingerprint(file)
     os.utime(file, ns=(1, 1))
@@ -42,8 +38,8 @@ def test_it_is_the_contents_and_read_once(home: Path, reads: Calls) -> None:
     assert len(reads) == before + 1
 
 
-def test_a_damaged_memory_is_forgotten(home: Path) -> None:
-    file = home / "a.gguf"
+def test_a_damaged_memory_is_forgotten(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
     file.write_bytes(b"one")
     right = fingerprint(file)
     for rubbish in ("[]", "{", json.dumps({str(file): [3, 4]}), json.dumps({str(file): 7})):
@@ -51,18 +47,18 @@ def test_a_damaged_memory_is_forgotten(home: Path) -> None:
         assert fingerprint(file) == right
 
 
-def test_the_hubs_cache_knows_already(home: Path, reads: Calls) -> None:
-    blob = home / "blobs" / ("ab" * 32)
+def test_the_hubs_cache_knows_already(tmp_path: Path, reads: Calls) -> None:
+    blob = tmp_path / "blobs" / ("ab" * 32)
     blob.parent.mkdir()
     blob.write_bytes(b"x")
-    link = home / "model.gguf"
+    link = tmp_path / "model.gguf"
     link.symlink_to(blob)
     assert fingerprint(link) == "ab" * 32
     assert reads == []
 
 
-def test_that_of_a_split_model_depends_on_every_part(home: Path, draft_path: Path, reads: Calls) -> None:
-    paths = ModelFile.open(split(draft_path, home, 3)).paths
+def test_that_of_a_split_model_depends_on_every_part(tmp_path: Path, draft_path: Path, reads: Calls) -> None:
+    paths = ModelFile.open(split(draft_path, tmp_path, 3)).paths
     hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     found = fingerprint(paths[0])
     assert found == fingerprint_of(hashes) == hashlib.sha256("".join(f"{one}\n" for one in hashes).encode()).hexdigest()

@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +22,7 @@ from edgellm.storage import fingerprint, list_models, plan, pull, remove, resolv
 from edgellm.storage.hub import download
 from edgellm.storage.hub.pull import Transfer, fetch
 from testkit.gguf.split_file import split
+from tests.programs import run_python
 from tests.storage.hub import COMMIT, REPO, Hub, names, running, tiny_gguf
 
 Q4 = "tiny-Q4_K_M.gguf"
@@ -160,8 +159,7 @@ def test_the_body_of_an_error_is_not_read(hub: Hub, monkeypatch: pytest.MonkeyPa
 def test_the_hubs_library_asks_for_nothing_of_its_own() -> None:
     """With telemetry on it fetches a list of agents before every request, and reads whatever comes."""
     code = "import edgellm.storage, huggingface_hub.constants as told, sys; sys.exit(not told.HF_HUB_DISABLE_TELEMETRY)"
-    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+    assert run_python(code, without=["HF_HUB_DISABLE_TELEMETRY"]).returncode == 0
 
 
 SPLIT = "ann/split-GGUF"
@@ -213,8 +211,7 @@ def progress(transfer):
         os.kill(os.getpid(), signal.SIGKILL)
 pull({SPLIT!r}, progress)
 """
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "PYTHONPATH": str(Path.cwd())}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+    done = run_python(program, HF_ENDPOINT=hub.url, HF_HUB_CACHE=str(cache))
     assert done.returncode == -signal.SIGKILL
     assert names() == []
     with pytest.raises(ModelNotFound, match="not on this machine"):

@@ -12,13 +12,10 @@ from edgellm.engine.kv.sequences import LEAST
 from edgellm.storage.saved_prompts import ModelPrompts, SavedPrompts, prompts_folder
 from edgellm.system import HAS_MODES
 
+pytestmark = pytest.mark.usefixtures("home")
+
 SIZE = 5_000
 """Bytes of a state, without its ids."""
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ NAME = "smollm2:135m"
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, draft_path: Path) -> Path:
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path, cache: Path, draft_path: Path) -> Path:
     """A folder with a small wheel in place of the catalogue's."""
     folder = tmp_path / "packages"
     folder.mkdir()
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")

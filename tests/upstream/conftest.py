@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from time import sleep
 from typing import Any, TypeAlias
 
 import pytest
@@ -25,6 +24,7 @@ from testkit.upstream.engine import Engine
 from testkit.upstream.server import UpstreamServer
 from testkit.upstream.text_dialects import LlamaCppPython, LmStudio, MlxLm, Ollama, Tabby
 from tests.spec.real import case, ids
+from tests.waiting import until
 
 NUMBERS = (2, 5)
 MOST = 16
@@ -107,8 +107,7 @@ class House:
         """End all faults, and wait until every server is used again."""
         for server in self.servers:
             server.heal()
-        while not all(one.verifier.up() for backend in self.gateway.backends for one in backend.pool.servers):
-            sleep(0.005)
+        until(lambda: all(one.verifier.up() for backend in self.gateway.backends for one in backend.pool.servers))
 
 
 def drafting(closing: ExitStack, draft: Model, gateway: GatewayServer, name: str = "") -> LLM:

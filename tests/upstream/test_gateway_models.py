@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from socket import socket
-from time import sleep
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -36,6 +35,7 @@ from tests.once import once
 from tests.rpc.strangers import befriend, device
 from tests.spec.real import case, ids
 from tests.upstream.conftest import ANYWHERE, MOST, UNVERIFIED, House, drafting
+from tests.waiting import until
 
 ONE, OTHER = "served/verifier", "served/other"
 OPTIONS = UpstreamOptions(timing=UpstreamTiming(least=600.0, retry=0.01, retry_most=0.02))
@@ -248,8 +248,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
     gateway.watch(lambda *_: None, lambda model, _verifier: watched.append(model.name))
 
     def wait_for(*names: str) -> None:
-        while tuple(watched) != names:
-            sleep(0.005)
+        until(lambda: tuple(watched) == names)
 
     def written_by(name: str, wanted: str) -> LLM:
         pair = drafting(closing, closing.enter_context(Model.load(drafts[name])), gateway, wanted)
@@ -271,8 +270,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
     written_by(OTHER, OTHER)
     assert [token.id for token in written(unnamed)] == texts[ONE]
     closing.enter_context(UpstreamServer(Vllm(engine), port=more))
-    while metrics_of(gateway)["edgellm_gateway_servers_awaited"] != {"": 0}:
-        sleep(0.005)
+    until(lambda: metrics_of(gateway)["edgellm_gateway_servers_awaited"] == {"": 0})
     assert [len(backend.pool.servers) for backend in gateway.backends] == [2, 1]
     assert OTHER in metrics_of(gateway)["edgellm_gateway_verdicts_total"]
     told = [event.text for event in events]
@@ -305,8 +303,7 @@ def test_a_late_server_with_a_tokenizer_that_nobody_gave_is_not_used(
     added: list[str] = []
     opening.look(lambda late: added.append(late.name))
     with UpstreamServer(OtherVllm(other_engine), port=port):
-        while opening.away:
-            sleep(0.005)
+        until(lambda: not opening.away)
     assert added == []
     assert f"http://127.0.0.1:{port} is not used. The vocabulary here and that of {OTHER}" in news[-1]
 
@@ -341,8 +338,7 @@ def test_a_gateway_from_the_command_line_begins_without_any_server(
     other = closing.enter_context(UpstreamServer(OtherLlamaServer(other_engine), port=ports[1]))
     gateway.wait_for(f"{OTHER}: llama-server at {other.url} verifies by continue")
     gateway.wait_for(rf"edgellm chat --verifier {gateway.address}#{OTHER}")
-    while json.loads(read("/health")) != {"status": "ok", "models": {ONE: "ok", OTHER: "ok"}}:
-        sleep(0.02)
+    until(lambda: json.loads(read("/health")) == {"status": "ok", "models": {ONE: "ok", OTHER: "ok"}})
     assert [one["id"] for one in json.loads(read("/v1/models"))["data"]] == [ONE, OTHER]
     assert f'edgellm_upstream_up{{model="{ONE}",server="{urls[0]}"' in read("/metrics")
     question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
@@ -351,5 +347,4 @@ def test_a_gateway_from_the_command_line_begins_without_any_server(
     other.key = "another one"  # it answers nobody from now on
     with LLM.open(drafts[OTHER], f"{gateway.address}#{OTHER}", threads=1, history=False) as pair:
         ids(pair.reply(case(2), max_tokens=2, budget=1.0))
-    while json.loads(read("/health"))["models"] != {ONE: "ok", OTHER: "away"}:
-        sleep(0.02)
+    until(lambda: json.loads(read("/health"))["models"] == {ONE: "ok", OTHER: "away"})

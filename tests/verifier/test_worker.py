@@ -1,7 +1,6 @@
 """The worker, without a network."""
 
 import threading
-import time
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -17,6 +16,7 @@ from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.scheduler import Answer, MissingPrefix, Scheduler, SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 from tests.services.conftest import Alone
+from tests.waiting import until
 
 SLOTS = 3
 
@@ -111,8 +111,7 @@ def test_verifications_wait_for_one_chunk_alone(gate: Gate, worker: VerifierWork
     first = len(gate.orders)
     text = np.concatenate([prompt[::-1]] * 12)
     long.ask(text)
-    while len(gate.orders) == first:  # its first chunk is being computed
-        time.sleep(0.001)
+    until(lambda: len(gate.orders) > first)  # its first chunk is being computed
     short.ask(np.concatenate((prompt, np.array(written, dtype=np.int32))), position=len(prompt))
     gate.allowed.set()
     assert short.tokens() == alone(prompt, 2)[1:]
@@ -190,8 +189,7 @@ def test_what_a_waiting_request_builds_on_is_not_evicted(
     gate.allowed.clear()
     begun = len(gate.orders)
     askers[0].ask(prompt)  # keeps the worker at it
-    while len(gate.orders) == begun:  # else it might hear of some of the others first, and not of all
-        time.sleep(0.001)
+    until(lambda: len(gate.orders) > begun)  # else it might hear of some of the others first, and not of all
     for asker in askers[SLOTS:]:
         asker.ask(other)
     askers[1].ask(prompt, position=len(prompt) - 1)
