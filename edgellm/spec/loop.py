@@ -86,9 +86,6 @@ class Verification:
         if self._session is None:
             return _NO_VERIFIER
         if self._session.ready():
-            if self._error is not None:
-                self._notify(FREE if isinstance(self._error, VerifierBusy) else BACK)
-            self._error = None
             return None
         if self._error is None:
             read, self._prefill = self._prefill, None
@@ -119,22 +116,24 @@ class Verification:
         if before is not None:
             up, down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
             verdict = replace(verdict, bytes_up=up, bytes_down=down, cached=before.cached)
-        self._slow_verdicts, self._waited = 0, 0.0
+        if self._error is not None:  # Only now: one that can be reached may refuse.
+            self._notify(FREE if isinstance(self._error, VerifierBusy) else BACK)
+        self._error, self._slow_verdicts, self._waited = None, 0, 0.0
         return verdict
 
     def _handle(self, error: VerifierBusy | VerifierLost) -> None:
         """Note that the verifier is unavailable. A slow one is asked again later if nothing else can write."""
-        self._error = error
+        known, self._error = isinstance(self._error, VerifierLost), error
         if isinstance(error, VerifierBusy):
             continuation = "The reply waits for it" if self._alone else "The draft model continues alone, unverified"
             self._notices.append(Notice(f"The verifier is busy for about {error.seconds:.1f} seconds. {continuation}."))
-        elif isinstance(error, VerifierSlow):
+            return
+        if isinstance(error, VerifierSlow):
             self._slow_verdicts += 1
             if self._alone and self._slow_verdicts < self._max_slow:
                 self._error = VerifierBusy(error.what, error.next_step, self._retry_seconds)
-            self._notify(SLOW)
-        else:
-            self._notify(LOST)
+        if not known:
+            self._notify(SLOW if isinstance(error, VerifierSlow) else LOST)
 
     def _notify(self, news: Notice) -> None:
         if not self._alone:  # Without a drafter, an error ends the reply instead.

@@ -236,6 +236,11 @@ def test_the_verifier_lost_at_every_round(lost: int, absence: int) -> None:
     assert summary.finish_reason == "length"
 
 
+def test_a_verifier_that_can_be_reached_and_refuses_is_not_back() -> None:
+    events, _ = run(FakeDrafter(SMALL), FakeVerifier(BIG, lost=range(2, 5)), max_tokens=80)
+    assert notices(events) == [LOST, BACK]
+
+
 @given(
     lost=st.sets(st.integers(0, 12)),
     absence=st.integers(0, 4),
