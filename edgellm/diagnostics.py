@@ -4,6 +4,7 @@ Multicast and TCP fail for different reasons, so each is tried: missing announce
 filter in the access point, and a TCP port that does not answer points to a firewall.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -174,6 +175,8 @@ def _disks() -> Iterator[Finding]:
     devices: set[int] = set()
     for name, place in {"edgellm's data": data_dir(), "models": hub_cache()}.items():
         folder = next(one for one in (place, *place.parents) if one.exists())
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            yield _note("disk", f"{place} cannot be written.", "Check its permissions, or choose another folder.")
         device = folder.stat().st_dev
         if device in devices:
             continue

@@ -1,5 +1,10 @@
 """The command line: the only package that prints."""
 
-from edgellm.cli.app import main
+import sys
+
+try:
+    from edgellm.cli.app import main
+except KeyboardInterrupt:
+    sys.exit(130)
 
 __all__ = ["main"]

@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 import tomllib
+from importlib import reload
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
 
 import edgellm
-from edgellm import storage
+from edgellm import cli, storage
 from edgellm.cli.app import SHORT, pages, run
 from edgellm.cli.options import model_names, option_texts
 from edgellm.errors import EdgeError
@@ -110,6 +112,17 @@ def test_ctrl_c_in_a_single_question_is_130() -> None:
     assert process.returncode == 130
     assert '"finish_reason": "cancelled"' in rest.splitlines()[-1]
     assert "Traceback" not in errors
+
+
+def test_ctrl_c_while_the_program_is_imported_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(name: str, *_: object) -> None:
+        if name == "edgellm.cli.app":
+            raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "edgellm.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=stop), *sys.meta_path])
+    with pytest.raises(SystemExit, match="130"):
+        reload(cli)
 
 
 def imported(*words: str) -> set[str]:

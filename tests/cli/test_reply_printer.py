@@ -109,6 +109,14 @@ def test_a_thought_is_no_part_of_stdout(capsys: Capture) -> None:
     assert "4 tokens · 3 of them thought" in shown.err
 
 
+def test_a_narrow_terminal_shows_each_figure_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, _ = at_terminal(monkeypatch)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    print_reply(scripted(THOUGHT), Display(stats=True))
+    assert terminal.getvalue().count("\n") < 40
+
+
 def test_a_thought_is_dim_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for events, after in ((THOUGHT, "Hi"), (THOUGHT[:2], "")):
         terminal, _ = at_terminal(monkeypatch)

@@ -89,6 +89,13 @@ def test_little_room_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch, free: i
     assert {one.state for one in diagnostics.examine_machine() if one.topic == "disk"} == {state}
 
 
+def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file := tmp_path / "file").touch()
+    monkeypatch.setenv("EDGELLM_HOME", str(file))
+    told = [one.what for one in diagnostics.examine_machine() if one.topic == "disk"]
+    assert told[0] == f"{file / 'data'} cannot be written."
+
+
 def test_little_memory_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "available_memory", lambda: (2**20, "the free memory of its control group"))
     found = only(diagnostics.examine_machine(), "memory")

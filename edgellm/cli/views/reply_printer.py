@@ -224,10 +224,11 @@ def _headline(summary: Summary) -> Iterator[str]:
 
 
 def print_stats(summary: Summary) -> None:
-    """Print every figure and its meaning on stderr."""
+    """Print every figure on stderr, and its meaning where there is room beside it."""
+    narrow = ui.err().width < 60
     made = ui.grid({"justify": "right"}, {}, {"style": "dim", "overflow": "fold"})
     for value, form, name, meaning in _rows(summary):
-        made.add_row("-" if value is None else format(value, form), name, meaning)
+        made.add_row("-" if value is None else format(value, form), name, "" if narrow else meaning)
     ui.err().print(made)
 
 
