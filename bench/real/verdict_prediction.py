@@ -30,6 +30,7 @@ from edgellm.spec.drafters import parallel
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.sampling import distribution
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import Sampling
 from edgellm.spec.verification import judge
 from edgellm.storage import resolve
@@ -62,7 +63,9 @@ def replied(
     our hits by budget, and the two chances of the first token with ours and each of `LOWERED`."""
     with Context(draft, SPEC) as scoring, Context(verifier, SPEC) as judging, Context(draft, BRANCHED) as context:
         drafter, text = parallel.BranchingDrafter(draft, context), prompt
-        ours = [parallel.ParallelDrafter(drafter, learned, is_eog=draft.is_eog, branches=n) for n in BUDGETS]
+        found = {n: Summary() for n in BUDGETS}
+        ours = [parallel.ParallelDrafter(drafter, learned, stats, is_eog=draft.is_eog, branches=n)
+                for n, stats in found.items()]  # fmt: skip
         while len(text) < len(prompt) + tokens:
             state = GenerationState(text, sampling)
             chunk = drafter.propose(state, GAMMA)
@@ -76,7 +79,7 @@ def replied(
             text = np.append(whole[: len(text) + accepted], token).astype(np.int32)
             if draft.is_eog(token) or draft.is_eog(int(text[-2])):
                 return
-            before = [one.guessed.hits for one in ours]
+            before = [one.guesses_hit for one in found.values()]
             for one in ours:
                 one.propose(GenerationState(text, sampling), 1)
             above = mine[accepted] > mine[accepted][token]
@@ -84,7 +87,8 @@ def replied(
             others = parallel.alternatives(chunk, OTHERS, np.unique(state.ids))[0][0]
             chances = [(float(accepted > 0), float(not accepted and token in others))]
             chances += [lowered((mine[0], own[0]), sampling, factor) for factor in LOWERED]
-            yield accepted, rank, [one.guessed.hits - was for one, was in zip(ours, before, strict=True)], chances
+            hit = [one.guesses_hit - was for one, was in zip(found.values(), before, strict=True)]
+            yield accepted, rank, hit, chances
 
 
 def hits(outcomes: npt.NDArray[np.int64], a: float, r: float) -> npt.NDArray[np.float64]:

@@ -41,8 +41,6 @@ from edgellm.storage import History
 from edgellm.storage.model_files import resolve_pair
 from edgellm.storage.saved_prompts import SavedPrompts
 
-SPARE = 16  # least cells of the cache for a branch
-
 
 @dataclass(frozen=True, slots=True)
 class DrafterKind:
@@ -108,7 +106,7 @@ class Drafters:
         if kind.exits is not None and translation is None:
             early: Drafter = self.exits.open(self._spec, threshold=kind.exits, layers=kind.layers, shared=shared)
             return early
-        spec = replace(self._spec, n_seq=1 + kind.branches, spare=kind.branches * max(SPARE, kind.gamma + 2))
+        spec = replace(self._spec, n_seq=1 + kind.branches, spare=kind.branches * 2 * kind.gamma)
         capture = Capture(attention=kind.layers) if kind.layers else None
         context = Context(self.model, spec, capture=capture, prompt_cache=self._prompts)
         if translation is not None:

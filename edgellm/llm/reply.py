@@ -332,14 +332,13 @@ def _drafter(
     """Return the drafter: a custom one, `own` (the draft model's, with branches if planned) or the speculator; beside
     copies, the draft policy decides."""
     is_eog, retrieval = engine.text.is_eog, engine.retrieval
-    drafter, guessed = wanted.options.drafter or own, None
+    drafter = wanted.options.drafter or own
     if plan.branches and own is not None:
-        drafter = ahead = mechanism("parallel drafting").ParallelDrafter(
-            own, plan.acceptance, is_eog=is_eog, branches=plan.branches
+        drafter = mechanism("parallel drafting").ParallelDrafter(
+            own, plan.acceptance, stats, is_eog=is_eog, branches=plan.branches
         )
-        guessed = ahead.guessed
     if plan.copies is None or plan.verifier is None:
-        stats.count_with(plan.choice.controller, guessed)
+        stats.count_with(plan.choice.controller)
         return drafter
     from edgellm.spec.drafters.model import HybridDrafter
 
@@ -349,7 +348,7 @@ def _drafter(
     if own is not None and engine.draft is not None and not engine.linked:
         _introduce(engine, engine.draft, policy)
     retrieval.track(plan.verifier)
-    stats.count_with(plan.choice.controller, guessed, plan.copies.copied, policy.account)
+    stats.count_with(plan.choice.controller, plan.copies.copied, policy.account)
     verifier = plan.verifier
     return HybridDrafter(
         policy, plan.copies, drafter, plan.gamma, name=name, linked=engine.linked, crowded=lambda: verifier.crowded

@@ -1,7 +1,7 @@
 """A reply's statistics, counted while it is written."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -18,22 +18,6 @@ _FIGURES = """
     from_context retrieved retrieved_from tested accepted accepted_at rtt_ms stopped_by seconds_decoding thinking
     thinking_tokens chunks chunks_thinking chunks_verified_thinking share_verified_thinking share_verified_answer
 """
-
-
-@dataclass(slots=True)
-class Guesses:
-    """Statistics of predicted verdicts: `hits` of `tries`, and seconds of waiting spent on drafts that were kept."""
-
-    tries: int = 0
-    hits: int = 0
-    hidden_seconds: float = 0.0
-
-    def record(self, hit: bool, seconds: float) -> None:
-        """Count a verdict: whether a predicted one matched it, and the `seconds` spent drafting after the
-        predictions."""
-        self.tries += 1
-        self.hits += hit
-        self.hidden_seconds += seconds if hit else 0.0
 
 
 class Summary:
@@ -62,22 +46,30 @@ class Summary:
         self.passes = self.bytes_up = self.bytes_down = 0
         self._waited = self._waited_drafted = 0.0  # seconds for verdicts on all chunks, and on the draft model's
         self.verdicts_on_drafts = 0
+        self.guesses_tried = self.guesses_hit = 0  # verdicts with predictions, and those that matched one
+        self._hidden = 0.0  # seconds of waiting spent on drafts that were kept
         self._link_waits: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
         self.count_with()
 
     def count_with(
-        self, controller: BudgetController | None = None, guessed: Guesses | None = None,
-        copied: dict[str, int] | None = None, trying: Callable[[], TryingCost] | None = None,
+        self, controller: BudgetController | None = None, copied: dict[str, int] | None = None,
+        trying: Callable[[], TryingCost] | None = None,
     ) -> None:  # fmt: skip
-        """Also report statistics kept elsewhere: the budget `controller`, which is told the decisions, the predicted
-        verdicts, accepted copies by source, and the cost of trying."""
-        self._controller, self._guessed, self._trying = controller, guessed or Guesses(), trying
+        """Also report statistics kept elsewhere: the budget `controller`, which is told the decisions, accepted
+        copies by source, and the cost of trying."""
+        self._controller, self._trying = controller, trying
         self._copied = copied if copied is not None else {}
 
     def decide(self, decision: Decision) -> None:
         """Count a gate's decision."""
         if self._controller is not None:
             self._controller.record(decision.offload)
+
+    def guess(self, hit: bool, seconds: float) -> None:
+        """Count a verdict: whether a predicted one matched it, and the `seconds` spent drafting after predictions."""
+        self.guesses_tried += 1
+        self.guesses_hit += hit
+        self._hidden += seconds if hit else 0.0
 
     def observe(self, turn: Round, channel: Channel) -> None:
         """Observe a finished round, whose tokens are about to be yielded; it began in `channel`."""
@@ -227,17 +219,9 @@ class Summary:
         return None if self._controller is None else self._controller.share
 
     @property
-    def guesses_tried(self) -> int:
-        return self._guessed.tries
-
-    @property
-    def guesses_hit(self) -> int:
-        return self._guessed.hits
-
-    @property
     def stall_hidden(self) -> float | None:
         """Return the share of the waiting time spent on drafts that were kept; None without predictions."""
-        return _share(self._guessed.hidden_seconds, self._waited) if self._guessed.tries else None
+        return _share(self._hidden, self._waited) if self.guesses_tried else None
 
     @property
     def retrieved_from(self) -> tuple[tuple[str, int], ...]:

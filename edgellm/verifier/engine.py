@@ -164,7 +164,7 @@ class VerifierEngine:
         del self._running[job.session]
         self._slots.release(job.session)
         if isinstance(answer, Verdict):
-            self.counters.add(verdicts=1, verified=answer.accepted + len(answer.tokens))
+            self.counters.add(verdicts=1)
             if job.request.tenant is HERE:
                 self.returning.add(job.session)
         job.deliver(answer)
@@ -172,7 +172,7 @@ class VerifierEngine:
     def _count(self, batch: Sequence[Slice]) -> None:
         counters, sessions = self.counters, len(batch)
         counters.add(
-            batches=1, prefills=not batch[0].outputs, shared=sessions > 1, widest=max(0, sessions - counters.widest),
+            batches=1, prefills=not batch[0].outputs, shared=sessions > 1,
             rows=sum(piece.tokens for piece in batch), evictions=self._slots.evictions - counters.evictions,
         )  # fmt: skip
 

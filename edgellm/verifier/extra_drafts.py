@@ -11,8 +11,6 @@ from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import NO_CHUNK, Chunk
 from edgellm.verifier.scheduler import Job
 
-_WEIGHT = 0.2  # weight of the last pass in the seconds of a drafted token
-
 
 class Bandit:
     """A two-armed bandit by seconds per token, whose second arm comes first. Once each arm was tried as often as a
@@ -47,7 +45,6 @@ class ExtraDrafts:
     def __init__(self, speculator: Speculator, is_eog: Callable[[int], bool]) -> None:
         self._speculator, self._is_eog = speculator, is_eog
         self._choice = Bandit()
-        self._token_seconds = 0.0  # seconds of a drafted token with its row
         self._longest = ModelArm.first_draft  # doubled once half are right: trying a useless speculator costs little
         self._drafting = 0.0  # seconds of the last draft
 
@@ -56,14 +53,12 @@ class ExtraDrafts:
         left, self._drafting = job.request.extra - job.accepted - len(job.tokens), 0.0
         if left < 1 or not self._choice.second():
             return NO_CHUNK
-        plain = self._choice.arms[0].pace
-        floor = self._token_seconds / plain if plain else 0.0
         began = perf_counter()
         state = GenerationState(job.ids, job.request.sampling)
-        builder = ChunkBuilder(state, min(left, self._longest), floors=[floor] * left)
-        chunk = draft(self._speculator, state, builder, self._is_eog, job.slot)
+        chunk = ChunkBuilder(state, min(left, self._longest))
+        drafted = draft(self._speculator, state, chunk, self._is_eog, job.slot)
         self._drafting = perf_counter() - began
-        return chunk
+        return drafted
 
     def observe(self, drafted: int, tokens: int, seconds: float) -> None:
         """Observe a pass of `seconds` over the last draft, of `drafted` tokens, which wrote `tokens`."""
@@ -71,7 +66,3 @@ class ExtraDrafts:
         if drafted >= self._longest and 2 * (tokens - 1) >= drafted:
             self._longest = 2 * drafted
         self._choice.record(drafted > 0, tokens, seconds)
-        plain = self._choice.arms[0].pace
-        if drafted and plain:
-            took = max(0.0, seconds - plain) / drafted
-            self._token_seconds += _WEIGHT * (took - self._token_seconds) if self._token_seconds else took

@@ -236,7 +236,7 @@ Deliver: TypeAlias = Callable[[Answer], None]
 
 @dataclass(slots=True)
 class Counters:
-    """Counters of an engine, which grow. `shared` batches had several sessions, at most `widest` of them.
+    """Counters of an engine, which grow. `shared` batches had several sessions.
 
     `rows` were computed; `copied` tokens came from another session's cache instead. `preemptions` are running requests
     that lost their slot to another device's request.
@@ -245,11 +245,9 @@ class Counters:
     batches: int = 0
     prefills: int = 0
     shared: int = 0
-    widest: int = 0
     rows: int = 0
     copied: int = 0
     verdicts: int = 0
-    verified: int = 0
     evictions: int = 0
     preemptions: int = 0
 

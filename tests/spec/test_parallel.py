@@ -20,6 +20,7 @@ from edgellm.spec.drafters.parallel import ParallelDrafter, alternatives, choose
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.gates.rules import AlwaysGate, Rule, at_random
 from edgellm.spec.protocols import DraftRules, Gate, GenerationLimits, GenerationState, Session, VerifyRequest
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, NO_IDS, Ids, Sampling, Source, Token, Verdict
 from edgellm.verifier.in_process import LocalVerifier
 from models.home.corpus import held_out
@@ -139,7 +140,7 @@ class Bench:
     """The draft model with branches, and a second one that drafts what it would have drafted."""
 
     def __init__(self, draft: Model, closing: ExitStack) -> None:
-        self.draft, self._closing = draft, closing
+        self.draft, self._closing, self.stats = draft, closing, Summary()
         self.fresh = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
         closing.callback(self.fresh.close)
 
@@ -152,7 +153,8 @@ class Bench:
         return drafter
 
     def ahead(self, branches: int, acceptance: ConfidenceAcceptance) -> ParallelDrafter:
-        return ParallelDrafter(self.drafter(self.context(1 + branches)), acceptance, is_eog=lambda _token: False)
+        own = self.drafter(self.context(1 + branches))
+        return ParallelDrafter(own, acceptance, self.stats, is_eog=lambda _token: False, branches=branches)
 
 
 @pytest.fixture
@@ -169,17 +171,17 @@ def write(
     draft, model = models
     with ExitStack() as closing:
         context = Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=1 + branches, threads=1))
-        ahead, drafter = None, ModelDrafter(draft, context)
+        stats, ahead, drafter = Summary(), None, ModelDrafter(draft, context)
         if branches:
             own = parallel.BranchingDrafter(draft, context)
-            ahead = ParallelDrafter(own, ConfidenceAcceptance(), is_eog=draft.is_eog)
+            ahead = ParallelDrafter(own, ConfidenceAcceptance(), stats, is_eog=draft.is_eog, branches=branches)
         closing.callback(context.close)
         verifier = LateVerifier(model, ContextSpec(n_ctx=POSITIONS, threads=1))
         closing.callback(verifier.close)
         verifier.patience = patience
         state = GenerationState(prompt, sampling, GenerationLimits(24, POSITIONS))
-        written = tokens(going(state, ahead or drafter, verifier, gate, vocabulary=draft))
-        return written, ahead.guessed.hits if ahead else 0
+        written = tokens(going(state, ahead or drafter, verifier, gate, vocabulary=draft, stats=stats))
+        return written, stats.guesses_hit
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, seed=4)], ids=["greedy", "sampling"])
@@ -272,7 +274,7 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next(bench: Bench, prom
         assert following.ids.tolist() == wanted.ids.tolist()
         behind, taken = text(behind, following.ids), taken + following.ahead
     assert 2 < taken <= parallel.MAX_AHEAD
-    assert (ahead.guessed.tries, ahead.guessed.hits) == (1, 1)
+    assert (bench.stats.guesses_tried, bench.stats.guesses_hit) == (1, 1)
 
 
 def test_what_was_drafted_behind_a_chunk_is_kept_while_that_is_verified(bench: Bench, prompts: list[Ids]) -> None:

@@ -97,7 +97,7 @@ def test_replies_are_written_again_only_if_thresholds_change_drafts(draft_model:
         else:
             again += 1
             assert found.with_lookup
-            assert found.training_chunks != run.verified
+            assert found.with_lookup != run.verified
     assert again > 0 < kept
 
 

@@ -97,10 +97,8 @@ def test_who_waits_together_is_computed_together(gate: Gate, worker: VerifierWor
     gate.allowed.set()
     assert askers[0].tokens() == alone(prompt, 1)
     assert [asker.tokens() for asker in askers[1:]] == [alone(prompt, 4)] * 2
-    assert worker.counters.widest >= 2
     assert worker.counters.shared >= 4
     assert worker.counters.verdicts == 3
-    assert worker.counters.verified == 9
 
 
 def test_verifications_wait_for_one_chunk_alone(gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone) -> None:

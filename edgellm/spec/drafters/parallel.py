@@ -16,7 +16,7 @@ from edgellm.engine import Context, ContextSpec, Model, SeqRows, common_prefix, 
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter, within
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.protocols import Drafter, GenerationState
-from edgellm.spec.stats import Guesses
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids, Round
 
 BRANCHES, MAX_BRANCHES = 3, 16
@@ -138,11 +138,6 @@ class BranchingDrafter(ModelDrafter):
     keeps_logits = True
     _branches = 0  # number of the last sequence with a branch
 
-    @property
-    def max_branches(self) -> int:
-        """Return how many prefixes `draft_many` can follow at once."""
-        return self._context.n_seq - 1
-
     def draft_many(
         self, state: GenerationState, prefixes: Sequence[Ids], gamma: int, until: Callable[[], bool], *, whole: Ids,
         tail: int,
@@ -150,9 +145,9 @@ class BranchingDrafter(ModelDrafter):
         """Draft after several prefixes in one batch per token, until `until` returns True.
 
         The prefixes are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (without tokens that end
-        the turn, or are in `prefixes`), at most `max_branches` in all. Return each with up to `gamma` drafted tokens,
-        fewer where the context ends, but not for low confidence. The next `propose` after such a prefix continues from
-        its cache. Importance is not measured.
+        the turn, or are in `prefixes`): at most as many as the context has further sequences. Return each with up to
+        `gamma` drafted tokens, fewer where the context ends, but not for low confidence. The next `propose` after such
+        a prefix continues from its cache. Importance is not measured.
         """
         try:
             if self._meter is not None:
@@ -230,17 +225,16 @@ class ParallelDrafter(Drafter):
     right."""
 
     def __init__(
-        self, drafter: BranchingDrafter, acceptance: ConfidenceAcceptance, *, is_eog: Callable[[int], bool],
-        branches: int = MAX_BRANCHES,
+        self, drafter: BranchingDrafter, acceptance: ConfidenceAcceptance, stats: Summary, *,
+        is_eog: Callable[[int], bool], branches: int,
     ) -> None:  # fmt: skip
-        """Follow up to `branches` guesses at once, if `drafter` has room for them; `acceptance` predicts where a chunk
-        will be rejected, and learns from the verdicts."""
-        self._drafter, self._acceptance, self._is_eog = drafter, acceptance, is_eog
-        self._branches = min(branches, drafter.max_branches)
+        """Follow up to `branches` guesses at once, for which `drafter` has sequences; `acceptance` predicts where a
+        chunk will be rejected, and learns from the verdicts; `stats` counts the guesses."""
+        self._drafter, self._acceptance, self._stats, self._is_eog = drafter, acceptance, stats, is_eog
+        self._branches = branches
         self._ahead: list[tuple[Ids, Chunk]] = []
         self._leftover: tuple[Ids, Chunk] | None = None  # the rest of the kept branch, beyond the chunk
         self._seconds = 0.0
-        self.guessed = Guesses()
 
     def begin(self, state: GenerationState) -> None:
         self._drafter.begin(state)
@@ -257,7 +251,7 @@ class ParallelDrafter(Drafter):
         prefix = state.ids
         ready = next((chunk for known, chunk in self._ahead if len(chunk) and np.array_equal(known, prefix)), None)
         if self._ahead:
-            self.guessed.record(ready is not None, self._seconds)
+            self._stats.guess(ready is not None, self._seconds)
         else:
             ready = self._drafted_behind(prefix)
         self._ahead, self._leftover = [], None

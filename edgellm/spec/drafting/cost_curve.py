@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import ceil, log
 from statistics import median
 
@@ -45,7 +44,7 @@ class CostCurve:
 
     def filling(self) -> tuple[Sequence[int], Sequence[float]]:
         """Return the padded numbers of rows and the head costs for `Context.fill`."""
-        return _kept_widths(self), self.heads
+        return self.widths(), self.heads
 
     def widths(self) -> list[int]:
         """Return the padded number of rows for 0, 1, 2 … `MAX_DRAFT + 1` rows."""
@@ -70,11 +69,6 @@ class CostCurve:
         beyond = wanted > self.rows[-1]
         found[beyond] = known[-1] * wanted[beyond] / self.rows[-1]
         return [0.0, *found.tolist()]
-
-
-@lru_cache(maxsize=16)
-def _kept_widths(curve: CostCurve) -> tuple[int, ...]:
-    return tuple(curve.widths())
 
 
 class DecodeCost:

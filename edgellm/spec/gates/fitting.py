@@ -73,11 +73,6 @@ class Run:
     doubt: float = 1.0
     with_lookup: tuple[Seen, ...] = ()
 
-    @property
-    def training_chunks(self) -> tuple[Seen, ...]:
-        """Return the chunks to fit the gate on."""
-        return self.with_lookup or self.verified
-
 
 def build(runs: Sequence[Run], terms: ProfileTerms, *, prompts: Sequence[Ids] = (), hesitates: float = 0.0) -> Profile:
     """Build the profile of `terms` from `runs`. With their `prompts`, in the same order, the gate judges a chunk by the
@@ -176,7 +171,7 @@ class Chunks:
 def _training(runs: Sequence[Run], prompts: Sequence[Ids], *, looked_up: bool) -> tuple[WordWeights, Chunks]:
     """Return the difficulty of prompts, and the chunks to fit the gate on, with the difficulty that the other prompts
     predict for each. Not `looked_up`: the gate will know nothing of the context."""
-    chunks = Chunks.of([run.training_chunks for run in runs])
+    chunks = Chunks.of([run.with_lookup or run.verified for run in runs])
     if not looked_up:
         chunks.signals[:, CONTEXT] = 0.0
     wrong = np.bincount(chunks.reply[chunks.wrong], minlength=len(runs)).astype(np.float64)
