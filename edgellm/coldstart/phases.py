@@ -160,8 +160,9 @@ def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None
 
     text = int(written)
     spans = timeline(problem.reading(problem.home.tokens_in + text), target)
-    reads = spans[-1].finish
-    reading = {span.device: (factors.reading - 1.0) * span.compute / reads for span in spans}
+    reads = spans[-1].finish_s
+    shares = zip(target, spans, strict=True)
+    reading = {device: (factors.reading - 1.0) * span.compute_s / reads for (device, _), span in shares}
     slow, busy = _beside(task, start, {device: 1.0 + share for device, share in reading.items()})
     reads *= 1.0 + sum(share * busy.get(device, 0.0) for device, share in reading.items())
     ready = clock + reads

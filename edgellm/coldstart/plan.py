@@ -31,28 +31,17 @@ from edgellm.coldstart.problem import (
 )
 from edgellm.coldstart.reply_search import fastest_reply
 from edgellm.errors import PlanImpossible
-from edgellm.layer_range import LayerRange, StageShare
+from edgellm.layer_range import StageShare
 
 MIN_SAVING = 0.05
 """The share of the best single device's time that a split must save to be advised."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStage:
-    """The part of one device: its layers, and its times in seconds from the request.
-
-    It loads until `load_s`, waits `wait_s` for its predecessor (equation 24), is sent its input in `network_s`, which
-    is over at `received_s`, computes for `compute_s` and is done at `finish_s`. `size` are the bytes of its layers.
-    """
+class PlannedStage(StageTimes):
+    """The part of one device; `size` are the bytes of its layers."""
 
     device: str
-    layers: LayerRange
-    load_s: float
-    wait_s: float
-    network_s: float
-    received_s: float
-    compute_s: float
-    finish_s: float
     size: float
     reason: str
 
@@ -252,28 +241,24 @@ def _option(home: Home, task: Task, cut: Cut) -> PlanOption:
     model = home.model
     ttft, token = makespan(task, cut), per_token(task, cut)
     stages = []
-    for place, span in enumerate(timeline(task, cut)):
-        stages.append(
-            PlannedStage(
-                home.devices[span.device].name, span.layers, span.load, span.wait, span.network, span.received,
-                span.compute, span.finish, model.bytes if len(cut) == 1 else model.size(span.layers),
-                _why(task, span, place, len(cut)),
-            )
-        )  # fmt: skip
+    for place, (span, (device, _)) in enumerate(zip(timeline(task, cut), cut, strict=True)):
+        times = {name: getattr(span, name) for name in StageTimes.__slots__}
+        size, why = model.bytes if len(cut) == 1 else model.size(span.layers), _why(task, span, cut, place)
+        stages.append(PlannedStage(**times, device=home.devices[device].name, size=size, reason=why))
     return PlanOption(tuple(stages), ttft, token, ttft + home.further * token)
 
 
-def _why(task: Task, span: StageTimes, place: int, stages: int) -> str:
-    """Return why a stage has its size; it is at `place` of `stages`."""
-    if stages == 1:
+def _why(task: Task, span: StageTimes, cut: Cut, place: int) -> str:
+    """Return why the stage at this place of `cut` has its size."""
+    if len(cut) == 1:
         return "holds everything"
     start, stop = span.layers.start, span.layers.stop
-    capacity = float(task.capacity[span.device] - task.need[start:stop].sum())
+    capacity = float(task.capacity[cut[place][0]] - task.need[start:stop].sum())
     if capacity < task.need[max(0, start - 1) : stop + 1].max():
         return "fills its memory"
     if place == 0:
         return "first, because it loads its layers soonest"
-    return "its loading is hidden by earlier stages" if span.wait > 0.0 else "limited by its disk"
+    return "its loading is hidden by earlier stages" if span.wait_s > 0.0 else "limited by its disk"
 
 
 def _unused(home: Home, task: Task, solution: Solution) -> tuple[tuple[str, str], ...]:
@@ -343,4 +328,4 @@ def time_by_parts(home: Home, cut: Cut, size: int) -> float:
     all stages, and the slowest stage, or link, holds up each part behind it."""
     more = max(0.0, home.tokens_in / size - 1.0)
     spans = timeline(replace(home, tokens_in=min(size, home.tokens_in)).task(), cut)
-    return spans[-1].finish + more * max(max(span.compute, span.network) for span in spans)
+    return spans[-1].finish_s + more * max(max(span.compute_s, span.network_s) for span in spans)

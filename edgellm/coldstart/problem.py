@@ -73,19 +73,17 @@ Cut = tuple[tuple[int, int], ...]
 class StageTimes:
     """The times of a stage, in seconds from the request (equations 17-21, 24).
 
-    The stage holds `layers`, loads until `load`, has its input at `received`, after a transfer of `network` seconds,
-    and is done at `finish`; `compute` is the work alone. `wait` is the idle time between its own load and its
-    predecessor's output (equation 24).
+    It holds `layers`, loads until `load_s`, waits `wait_s` for its predecessor (equation 24), is sent its input in
+    `network_s`, which is over at `received_s`, computes for `compute_s` and is done at `finish_s`.
     """
 
-    device: int
     layers: LayerRange
-    load: float
-    wait: float
-    network: float
-    received: float
-    compute: float
-    finish: float
+    load_s: float
+    wait_s: float
+    network_s: float
+    received_s: float
+    compute_s: float
+    finish_s: float
 
 
 def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
@@ -108,7 +106,7 @@ def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
             own = load + compute if task.overlap == "receiving" else streamed(loads, work, load, files, opening)
             finish = max(received + compute, own)
         layers, wait = LayerRange(first, first + count), max(0.0, before - load)
-        spans.append(StageTimes(device, layers, load, wait, network, received, compute, finish))
+        spans.append(StageTimes(layers, load, wait, network, received, compute, finish))
         first, before, sender = first + count, finish, device
     return tuple(spans)
 
@@ -128,7 +126,7 @@ def streamed(load: Floats, compute: Floats, whole: float, files: Bools, opening:
 
 def makespan(task: Task, cut: Cut) -> float:
     """Return T of equation 23: when the last stage is done."""
-    return timeline(task, cut)[-1].finish
+    return timeline(task, cut)[-1].finish_s
 
 
 def per_token(task: Task, cut: Cut) -> float:

@@ -169,7 +169,7 @@ class Replies:
             compute = sum(end - begin for begin, end in computing)
             size = self._opened.model.size(one.layers)
             stages.append(PlannedStage(
-                one.device, one.layers, load, max(0.0, got - load), network, got, compute, finish, size, "measured"
+                one.layers, load, max(0.0, got - load), network, got, compute, finish, one.device, size, "measured"
             ))  # fmt: skip
             before = finish
         token = (seconds - ttft) / (tokens - 1) if tokens > 1 else 0.0

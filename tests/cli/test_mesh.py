@@ -201,7 +201,7 @@ def test_a_device_that_refuses_is_said_and_the_others_go_on(edge: Edge, stores: 
 @pytest.mark.parametrize("begin", [0.96, 0.97, 0.975, 0.99])
 def test_a_short_computation_at_the_end_is_drawn(begin: float) -> None:
     end = begin + 0.001
-    stage = PlannedStage("desktop", LayerRange(0, 12), 0.1, 0.8, 0.0, 0.9, 0.001, end, 1.0, "")
+    stage = PlannedStage(LayerRange(0, 12), 0.1, 0.8, 0.0, 0.9, 0.001, end, "desktop", 1.0, "")
     did = DeviceTimeline("desktop", LayerRange(0, 12), (), ((0.0, 0.1),), ((begin, end),), (0.9,))
     line, _legend = measured_chart(Measured(PlanOption((stage,), 1.0, 0.01, 1.0), (did,)), None, 20)
     assert line.plain.startswith("desktop  run   ░")

@@ -68,8 +68,8 @@ def two(overlap: Overlap) -> Task:
 )
 def test_the_three_ways_to_overlap(overlap: Overlap, first: float, second: float) -> None:
     spans = timeline(two(overlap), ((0, 2), (1, 2)))
-    assert [span.finish for span in spans] == [first, second]
-    assert spans[1].wait == first - spans[1].load  # eq. 24
+    assert [span.finish_s for span in spans] == [first, second]
+    assert spans[1].wait_s == first - spans[1].load_s  # eq. 24
 
 
 def test_receiving_while_loading_saves_the_sending() -> None:
@@ -114,7 +114,7 @@ def test_a_tied_head_is_kept_once_on_a_device_that_holds_all() -> None:
     assert tied.bytes == pytest.approx(4 * shape.weights + 1e6)
     task = Home(costs.devices(), tied, 64).task()
     assert task.alone_load[0] == pytest.approx(tied.bytes / 5000e6)
-    assert timeline(task, ((0, 4),))[0].load == pytest.approx(tied.bytes / 5000e6)
+    assert timeline(task, ((0, 4),))[0].load_s == pytest.approx(tied.bytes / 5000e6)
 
 
 def test_without_a_device_there_is_nothing_to_plan_for() -> None:
