@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.chat.prompt import ChatTemplate, ThinkingMarkup, find_markup, fitting
+from edgellm.engine.chat.prompt import ChatTemplate, ThinkingMarkup, find_markup
 from edgellm.engine.chat.template import Message, Template
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
 from edgellm.engine.native import ShouldStop, lib, never
@@ -182,7 +182,7 @@ class TextModel:
         the template refuses the conversation; EngineFailed: the process that renders the template could not be started,
         or was ended from outside; PromptTooLong, TextRefused, Stopped: as `tokenize` does."""
         self._check_vocabulary()
-        return self._begun(self._chat_template.prompt(messages, arguments, most, should_stop, tell))
+        return self._begun(self.template.prompt(messages, arguments, most, should_stop, tell))
 
     @property
     def chat_template_source(self) -> str:
@@ -197,26 +197,13 @@ class TextModel:
             self._template.close()
         self._template = Template(source, model)
         self._template.start()
-        for known in ("_chat_template", "thinking"):
+        for known in ("template", "thinking"):
             vars(self).pop(known, None)
-
-    def check_template_arguments(self, arguments: Mapping[str, object]) -> None:
-        """Check that the chat template reads all `arguments`. Raises InvalidOption: it does not read one of them; names
-        those that it reads; ModelUnsupported, EngineFailed: as `chat_prompt` does."""
-        self._check_vocabulary()
-        self._chat_template.check(arguments)
-
-    def fitting_arguments(self, arguments: Mapping[str, object]) -> tuple[dict[str, object], bool | None, list[str]]:
-        """Return the arguments as `thinking.fitting` fits them to this model's chat template."""
-        if not arguments:
-            return {}, None, []
-        self._check_vocabulary()
-        return fitting(arguments, self._chat_template, self.thinking is not None)
 
     @property
     def describes_tools(self) -> bool:
         """Return whether the chat template describes tools to the model; False without a template."""
-        return self._template is not None and self._chat_template.describes_tools
+        return self._template is not None and self.template.describes_tools
 
     @cached_property
     def thinking(self) -> ThinkingMarkup | None:
@@ -243,7 +230,9 @@ class TextModel:
             self._template.close()
 
     @cached_property
-    def _chat_template(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate:
+        """The chat template. Raises ModelUnsupported: the model has none, or no vocabulary."""
+        self._check_vocabulary()
         if self._template is None:
             hint = "Use an instruction-tuned model; this one only continues texts, as at /v1/completions."
             raise ModelUnsupported(f"{self.name} has no chat template.", hint)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from edgellm.engine import Message, Model, ToolCall
+from edgellm.engine.chat.prompt import fitting
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InputNotText, InvalidOption, ModelUnsupported, PromptTooLong, TextRefused
 from edgellm.spec.params import ReplyOptions
@@ -273,7 +274,7 @@ class PromptWriter:
     def check(self, options: ReplyOptions) -> None:
         """Raise InvalidOption where the model cannot think as `options` say, or its chat template does not read one of
         their arguments."""
-        self.model.check_template_arguments(options.template_args)
+        self.model.template.check(options.template_args)
         if options.think and self.model.thinking is None:
             raise InvalidOption(
                 f"think is {options.think}, and {self.model.name} is not known to think.",
@@ -283,9 +284,11 @@ class PromptWriter:
     def fitting_options(self, options: ReplyOptions) -> tuple[ReplyOptions, list[str]]:
         """Return `options` with the model's nearest settings of thoughts, and the names of the options that it cannot
         follow."""
-        arguments, thinks, left_out = self.model.fitting_arguments(options.template_args)
+        model, given = self.model, options.template_args
+        able = model.thinking is not None
+        arguments, thinks, left_out = fitting(given, model.template, able) if given else ({}, None, [])
         think = thinks if thinks is False or (thinks and not options.think) else options.think
-        if think and self.model.thinking is None:
+        if think and not able:
             think, left_out = None, [*left_out, "think"]
         return replace(options, template_args=arguments, think=think), left_out
 
