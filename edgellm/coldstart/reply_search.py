@@ -14,11 +14,8 @@ from edgellm.coldstart.costs import Floats
 from edgellm.coldstart.exact_search import Tables, fastest_first_token, single_devices
 from edgellm.coldstart.problem import MARGIN, Cut, Ints, Solution, Stop, Task, makespan, never, per_token
 
-MOST = 2_000_000  # most labels of a number of stages
-WIDTHS = (100, 1000, 10_000, MOST)
+WIDTHS = (100, 1000, 10_000, 2_000_000)
 """Labels that a pass follows: narrow passes find good plans, the last pass looks everywhere."""
-NEAR = 0.03
-"""The gap, as a share of T, that the first passes leave between the best plan and the limit without a plan."""
 CHUNK = 8_192  # labels expanded at once: the results stay in the processor's cache
 
 
@@ -37,26 +34,18 @@ def fastest_reply(task: Task, further: int, stop: Stop = never) -> Solution | No
     """
     if (found := fastest_first_token(task, stop)) is None:
         return None
-    search, low = _Forward(task, further), 0.0
+    search = _Forward(task, further)
     high, best = min((seconds(task, further, cut), cut) for cut in (found.cut, *single_devices(task)))
     for width in WIDTHS:
-        reach = low  # below it nothing was found at this width
-        while low < high * (1.0 - MARGIN):
-            limit = high * (1.0 - MARGIN)
-            if width < MOST and high - reach > NEAR * high:
-                limit = (high + reach) / 2.0
+        cuts, whole = [best], False
+        while cuts:
             # The first passes are short, and without them no plan is good.
-            halt = never if width == WIDTHS[0] else stop
-            cuts, whole = search.within(limit, width, halt)
-            if cuts:
-                high, best = min((seconds(task, further, cut), cut) for cut in cuts)
-                continue
-            if halt():
-                return Solution(best, high, low)
-            low, reach = limit if whole else low, limit
-            if limit >= high * (1.0 - MARGIN):
-                break
-    return Solution(best, high, high if low >= high * (1.0 - MARGIN) else low)
+            cuts, whole = search.within(high * (1.0 - MARGIN), width, never if width == WIDTHS[0] else stop)
+            high, best = min(((seconds(task, further, cut), cut) for cut in cuts), default=(high, best))
+        if whole:
+            return Solution(best, high, high)
+    least = max(found.floor + further * float(task.step.min(0).sum()), float(search.remaining(0)[0]))
+    return Solution(best, high, min(high, least))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
