@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 
-from edgellm.coldstart.costs import Floats
 from edgellm.coldstart.plan import MIN_SAVING, format_seconds, solve
 from edgellm.coldstart.problem import (
     Cut,
@@ -61,13 +60,6 @@ class PhaseProblem:
         """The planning problem, restricted to the layers that the devices have."""
         return restrict_to_stored(self.home.task(), self.home.devices)
 
-    @cached_property
-    def kept(self) -> Floats:
-        """The bytes of keys and values that a second open placement needs as well, (L,)."""
-        tokens = self.home.tokens_in + self.home.tokens_out
-        kept: Floats = np.maximum(self.home.overhead.layer, np.array(self.home.model.cache_bytes) * tokens)
-        return kept
-
     def solved(self, further: int, stop: Stop) -> Cut | None:
         """Return the placement by which `further` tokens after the first come soonest, if one is possible."""
         found = solve(self.task, further, stop)
@@ -110,14 +102,15 @@ def _owners(cut: Cut) -> Ints:
 
 def fit_together(problem: PhaseProblem, one: Cut, other: Cut) -> bool:
     """Return whether every device has room for its layers of two placements at once, each with a cache of its own."""
-    task = problem.task
+    task, home = problem.task, problem.home
     if not fits(task, other):
         return False
+    kept = np.maximum(home.overhead.layer, np.array(home.model.cache_bytes) * (home.tokens_in + home.tokens_out))
     before, after = _owners(one), _owners(other)
     for device in dict(other).keys() & dict(one):
         either, both = (before == device) | (after == device), (before == device) & (after == device)
         needed = task.alone_need if either.all() else float(task.need[either].sum())
-        needed += float(problem.kept[both].sum()) + problem.home.overhead.stage
+        needed += float(kept[both].sum()) + home.overhead.stage
         if needed > task.room[device]:
             return False
     return True

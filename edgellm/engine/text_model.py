@@ -92,7 +92,7 @@ class TextModel:
         pieces = []
         for token in range(self.n_vocab):
             n = _piece(vocab, token, address, _LONGEST_PIECE, 0, True)
-            pieces.append(bytes(data[:n]) if n >= 0 else self._text(token))
+            pieces.append(bytes(data[:n]) if n >= 0 else self.control_text(token))
         kinds = bytes(
             attribute & _KINDS for attribute in map(attributes, repeat(vocab, self.n_vocab), range(self.n_vocab))
         )
@@ -143,12 +143,8 @@ class TextModel:
             raise InvalidOption(f"{token} is not a token of {self.name}.", f"Ids are 0 to {self.n_vocab - 1}.")
         piece = self._pieces[token]
         if piece is None:
-            piece = self._pieces[token] = self._text(token, special=False)
+            piece = self._pieces[token] = self.control_text(token, special=False)
         return piece
-
-    def control_text(self, token: int) -> bytes:
-        """Return the text of a token, also of a control token, which adds nothing to a text."""
-        return self._text(token)
 
     def detokenize(self, ids: Ids | Sequence[int]) -> bytes:
         """Return the bytes of all tokens, joined."""
@@ -249,9 +245,10 @@ class TextModel:
         return self._special_text(token) if attributes(self._vocab, token) & CONTROL else ""
 
     def _special_text(self, token: int) -> str:
-        return self._text(token).decode("utf-8", "replace") if token >= 0 else ""
+        return self.control_text(token).decode("utf-8", "replace") if token >= 0 else ""
 
-    def _text(self, token: int, special: bool = True) -> bytes:
+    def control_text(self, token: int, special: bool = True) -> bytes:
+        """Return the text of a token, if `special` also of a control token, which adds nothing to a text."""
         self._check_vocabulary()
         size = _LONGEST_PIECE
         while True:

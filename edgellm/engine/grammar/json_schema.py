@@ -146,8 +146,7 @@ class _Preparation:
         ref = schema.get("$ref", "#")
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
             raise refused(f"$ref is {json.dumps(ref)[:60]}", "Only references within the schema (#/$defs/NAME) work.")
-        for _, part in _parts(schema):
-            self._survey(part, depth + 1)
+        _mapped(schema, lambda part: self._survey(part, depth + 1))
 
     def _of(self, schema: Any) -> Any:
         """Return the schema in llguidance's dialect that stands for `schema`."""
@@ -163,8 +162,7 @@ class _Preparation:
         more = self._text(made)
         if isinstance(options := made.get("oneOf"), list) and "anyOf" not in made and self._all_apart(options):
             made["anyOf"] = made.pop("oneOf")
-        for place, part in list(_parts(made)):
-            place(self._of(part))
+        made = _mapped(made, self._of)
         if more:
             made["allOf"] = [*made.get("allOf", []), *more]
         elif set(made) == {"allOf"} and isinstance(made["allOf"], list) and len(made["allOf"]) == 1:
@@ -318,25 +316,19 @@ class _Preparation:
         return all(lacking) and not self._merges  # each schema requires a property that the other never writes
 
 
-def _parts(schema: dict[str, Any]) -> list[tuple[Callable[[Any], None], Any]]:
-    """Return the schemas within a schema, each with a function that replaces it."""
-    found: list[tuple[Callable[[Any], None], Any]] = []
+def _mapped(schema: Schema, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a schema with `change` applied to each schema within."""
+    made = dict(schema)
     for key in _NAMED:
-        if isinstance(named := schema.get(key), dict):
-            named = schema[key] = dict(named)
-            found += [(_setter(named, name), part) for name, part in named.items()]
+        if isinstance(named := made.get(key), dict):
+            made[key] = {name: change(part) for name, part in named.items()}
     for key in _LISTED:
-        if isinstance(listed := schema.get(key), list):
-            listed = schema[key] = list(listed)
-            found += [(_setter(listed, place), part) for place, part in enumerate(listed)]
+        if isinstance(listed := made.get(key), list):
+            made[key] = [change(part) for part in listed]
     for key in _SINGLE:
-        if isinstance(single := schema.get(key), dict | bool):
-            found.append((_setter(schema, key), single))
-    return found
-
-
-def _setter(where: Any, key: Any) -> Callable[[Any], None]:
-    return lambda part: where.__setitem__(key, part)
+        if isinstance(single := made.get(key), dict | bool):
+            made[key] = change(single)
+    return made
 
 
 def _kinds(schema: Schema) -> set[str]:
