@@ -45,7 +45,7 @@ from edgellm.verifier.in_process import EXTRA_TOKENS
 
 if TYPE_CHECKING:
     from edgellm.http.server import HttpServer
-    from edgellm.services.server.listener import Listener, ServerEvent
+    from edgellm.services.server.listener import Listener
     from edgellm.services.server.servers import WorkerServer
     from edgellm.spec.drafting.cost_curve import CostCurve
     from edgellm.spec.params import ReplyOptions
@@ -314,8 +314,8 @@ def _say_how_to_use(server: Listener, models: Sequence[str] = ()) -> None:
             say(f"{lead} {ModelAddress(replace(server.address, host=host), model)}", style=style)
 
 
-def _print_report(event: ServerEvent) -> None:
-    print_event(event.text, style="")
+def _print_report(event: str) -> None:
+    print_event(event, style="")
 
 
 def _until_stopped(servers: Sequence[HttpServer | Listener | None], hint: str = _STOP_HINT) -> None:

@@ -4,6 +4,7 @@ processor or graphics cards that compute them."""
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -13,7 +14,7 @@ from edgellm.engine import MemoryEstimate, Model, costs_of
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.memory_fit import spare_memory
 from edgellm.engine.model import LoadSpec
-from edgellm.errors import EngineFailed, InvalidOption, MemoryShort
+from edgellm.errors import InvalidOption, MemoryShort
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
@@ -93,16 +94,9 @@ class _Entry:
     """A file that is loaded, or being loaded by some thread; `open` keeps it from being removed."""
 
     users: int = 0
-    model: Model | None = None
     used: float = 0.0
-    done: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
+    model: Future[Model] = field(default_factory=Future)
     open: ExitStack = field(default_factory=ExitStack)
-
-    def close(self) -> None:
-        if self.model is not None:
-            self.model.close()
-        self.open.close()
 
 
 def overhead(costs: MemoryEstimate, work: StageSpec, pieces: Iterable[LayerRange]) -> int:
@@ -144,7 +138,7 @@ class WeightCache:
     def warm(self, model: ModelLayers) -> frozenset[int]:
         """Return the layers of a model that are in memory."""
         with self._lock:
-            loaded = [file for file, entry in self._entries.items() if entry.model is not None]
+            loaded = [file for file, entry in self._entries.items() if entry.model.done()]
         return frozenset(layer for file in loaded if file.key in model.keys for layer in file.layers)
 
     def available(self) -> tuple[int, str]:
@@ -168,24 +162,22 @@ class WeightCache:
             f"Layers {work.layers} of {work.name} take {weights / 1e6:.0f} MB, and {size / 1e6:.0f} MB for {replies} of"
             f" {work.context} tokens"
         )
-        return self._reserve(size, weights, limit, lambda: limit - self._in_use(files), needed)
+        return self._reserve(size, weights, limit, files, needed)
 
     def reserve_bytes(self, size: int, what: str) -> ExitStack:
         """Reserve memory for `what`, which is no stage, until the result is closed; unused weights are unloaded for it.
         Wait a moment if memory is in use. Raises MemoryShort: it does not fit beside what is in use."""
         if size > self.available()[0]:
             self.evict_unused(everything=True)
-        (free, _), limit = self.unit.available(), self.memory
-        needed = f"{what} takes {size / 1e6:.0f} MB here"
-        return self._reserve(
-            size, 0, free, lambda: free if limit is None else min(free, limit - self._in_use(())), needed
-        )
+        return self._reserve(size, 0, self.unit.available()[0], (), f"{what} takes {size / 1e6:.0f} MB here")
 
-    def _reserve(self, size: int, weights: int, most: int, left: Callable[[], int], needed: str) -> ExitStack:
-        """Reserve `size` bytes once they are `left` beside `weights`; there are never more than `most`."""
+    def _reserve(self, size: int, weights: int, most: int, files: Sequence[LayerFile], needed: str) -> ExitStack:
+        """Reserve `size` bytes once they are left beside the `weights` of `files`; there are never more than `most`."""
         deadline = time.monotonic() + _WAIT_SECONDS
         with self._freed:
-            while weights + size > (found := left()):
+            while weights + size > (
+                found := most if self.memory is None else min(most, self.memory - self._in_use(files))
+            ):
                 if weights + size > most or not self._freed.wait(deadline - time.monotonic()):
                     raise MemoryShort(
                         f"{needed}, and {max(0, found) / 1e6:.0f} MB are left.",
@@ -226,25 +218,22 @@ class WeightCache:
             try:
                 path = entry.open.enter_context(file.using())
                 there()
-                entry.model = Model.load(path, LoadSpec(self.unit.hardware), progress=progress)
+                model = Model.load(path, LoadSpec(self.unit.hardware), progress=progress)
+                entry.open.callback(model.close)
+                entry.model.set_result(model)
             except BaseException as error:
-                entry.error = error
-                entry.close()
+                entry.open.close()
                 with self._lock:
                     self._entries.pop(file, None)
+                entry.model.set_exception(error)
                 raise
-            finally:
-                entry.done.set()
-        entry.done.wait()
-        if entry.model is None:
-            raise entry.error or EngineFailed(f"Layers {file.layers} could not be loaded.", "Try again.")
-        return entry.model
+        return entry.model.result()
 
     def give_back(self, model: Model) -> None:
         """Return a model of `acquire` to the cache."""
         with self._freed:
             for entry in self._entries.values():
-                if entry.model is model:
+                if entry.model.done() and entry.model.result() is model:
                     entry.users -= 1
                     entry.used = self._clock()
             self._freed.notify_all()
@@ -256,7 +245,7 @@ class WeightCache:
             before = float("inf") if everything else self._clock() - self.keep
             old = [file for file in self._unused() if self._entries[file].used < before]
             for file in old:
-                self._entries.pop(file).close()
+                self._entries.pop(file).open.close()
         return len(old)
 
     def _unused(self) -> list[LayerFile]:
@@ -279,4 +268,4 @@ class WeightCache:
                 )
             oldest = unused.pop(0)
             used -= oldest.size
-            self._entries.pop(oldest).close()
+            self._entries.pop(oldest).open.close()

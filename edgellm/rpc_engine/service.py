@@ -103,7 +103,7 @@ class RpcEngineService(listener.Service):
         finally:
             self._starting -= 1
         self._sessions[name] = session
-        self._notify(listener.EventKind.CONNECTED, f"An RPC server holds a part of {what} for {stream.peer()}.")
+        self._notify(f"An RPC server holds a part of {what} for {stream.peer()}.")
 
         def close() -> None:
             session.server.close()

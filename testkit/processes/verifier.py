@@ -24,7 +24,7 @@ from edgellm.engine import Vocabulary
 from edgellm.errors import EdgeError
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.listener import EventKind, Listening, ServerEvent
+from edgellm.services.server.listener import Listening
 from edgellm.services.server.servers import VerifierOptions, serve_verifier
 from testkit import ROOT, free_port
 
@@ -142,9 +142,9 @@ def main() -> None:
     model, port, sessions = sys.argv[1:]
     open_now = 0
 
-    def on_event(event: ServerEvent) -> None:
+    def on_event(event: str) -> None:
         nonlocal open_now
-        open_now += (event.what is EventKind.CONNECTED) - (event.what is EventKind.ENDED)
+        open_now += event.endswith("begins.") - event.endswith("ends.")
 
     server = serve_verifier(
         Path(model),

@@ -51,7 +51,7 @@ class Door(Listener):
     def __init__(
         self, trust: Trust | None, said: Said, make: Callable[[Notify, AuthInterceptor | None], Service]
     ) -> None:
-        super().__init__(Address("127.0.0.1", 0), trust, lambda event: said.append(event.text))
+        super().__init__(Address("127.0.0.1", 0), trust, said.append)
         self.services.append(make(self._notify, self.guard))
         self._offers.append(OFFER)
 

@@ -169,7 +169,7 @@ class Silent(LayerService):
     """A device that hears, and acknowledges nothing more."""
 
     def __init__(self, store: LayerStore, frames: list[pb.PutFrame]) -> None:
-        super().__init__(store, lambda _kind, _what: None)
+        super().__init__(store, lambda _what: None)
         self._frames = frames
 
     async def put(self, _frames: Any, stream: Stream) -> None:

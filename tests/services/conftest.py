@@ -11,7 +11,6 @@ from edgellm.engine import Context, ContextSpec, Model, Vocabulary, check_gguf
 from edgellm.rpc.address import Address
 from edgellm.rpc.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.listener import EventKind, ServerEvent
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import LocalVerifier
@@ -51,15 +50,14 @@ def vocabulary(exact: Model) -> Vocabulary:
 
 
 @pytest.fixture
-def events() -> list[ServerEvent]:
+def events() -> list[str]:
     """What a server of the test has told."""
     return []
 
 
-def wait_for(what: EventKind, events: list[ServerEvent]) -> str:
-    """Return the text of the first event of that kind, once it is there."""
-    until(lambda: what in [event.what for event in events])
-    return next(event.text for event in events if event.what is what)
+def wait_for(words: str, events: list[str]) -> None:
+    """Wait for an event with these words."""
+    until(lambda: any(words in event for event in events))
 
 
 @pytest.fixture(scope="session")

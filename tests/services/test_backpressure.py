@@ -21,7 +21,6 @@ from edgellm.rpc import channel
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO, MAX_BUSY_MS, MAX_MESSAGE, SESSION
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.listener import EventKind, ServerEvent
 from edgellm.services.server.servers import VerifierServer
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.protocols import GenerationState
@@ -70,7 +69,7 @@ class Held:
 
 
 def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
-    exact: Model, events: list[ServerEvent], prompt: Ids, alone: Alone, monkeypatch: pytest.MonkeyPatch
+    exact: Model, events: list[str], prompt: Ids, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.services.server.listener.READ_TIMEOUT_SECONDS", 0.3)
     narrow = [("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0)]  # takes 64 bytes without being read
@@ -82,7 +81,7 @@ def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         session = remote.open(GenerationState())
         assert session.submit(prompt, Chunk(), extra=3).result().tokens.tolist() == alone(prompt, 4)
-        assert "has not read its stream for 0.3 seconds" in wait_for(EventKind.REFUSED, events)
+        wait_for("has not read its stream for 0.3 seconds", events)
         done = server.counters.verdicts
         assert session.submit(prompt, Chunk(), extra=3).result().tokens.tolist() == alone(prompt, 4)
         assert server.counters.verdicts == done + 1  # nothing more is computed for the other

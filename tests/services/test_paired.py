@@ -32,7 +32,6 @@ from edgellm.services.client import verifier_client, verifier_selection
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
 from edgellm.services.mesh_codec import CARRY, HOLDS, WORK
-from edgellm.services.server.listener import EventKind, ServerEvent
 from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import Chunk, Ids
@@ -46,7 +45,7 @@ SLOW = Timing(retry=600.0, retry_most=600.0)
 
 
 @pytest.fixture
-def server(exact: Model, host: Trust, guest: Trust, events: list[ServerEvent]) -> Iterator[VerifierServer]:
+def server(exact: Model, host: Trust, guest: Trust, events: list[str]) -> Iterator[VerifierServer]:
     with VerifierServer(
         exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, trust=host, on_event=events.append
     ) as running:
@@ -68,7 +67,7 @@ def go_on(session: Session, prompt: Ids) -> None:
 
 @pytest.mark.parametrize("end", ["removed", "right taken away"])
 def test_what_the_verifier_revokes_ends_in_the_middle_of_a_reply(
-    server: VerifierServer, remote: RemoteVerifier, host: Trust, guest: Trust, prompt: Ids, events: list[ServerEvent],
+    server: VerifierServer, remote: RemoteVerifier, host: Trust, guest: Trust, prompt: Ids, events: list[str],
     end: str,
 ) -> None:  # fmt: skip
     session = remote.open(GenerationState())
@@ -80,7 +79,7 @@ def test_what_the_verifier_revokes_ends_in_the_middle_of_a_reply(
     with pytest.raises(VerifierLost, match="refuses"):
         go_on(session, prompt)
     assert not session.ready()
-    assert any(event.what is EventKind.REFUSED for event in events)
+    assert any(event.startswith("Refused") for event in events)
     with pytest.raises(NotPaired if end == "removed" else NotPermitted):
         RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from edgellm.errors import InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.server.listener import EventKind, Listening, OnEvent, ServerEvent
+from edgellm.services.server.listener import Listening, Notify, tell_nobody
 from edgellm.services.server.servers import SessionServer
 from edgellm.services.server.verification_service import VerifyingModel, tokenizer_to_send
 from edgellm.services.verification_codec import VerifierInfo
@@ -33,7 +33,7 @@ class GatewayServer(SessionServer):
     """Answers sessions of each model by its servers. `start`, then `stop`; both may come from any thread."""
 
     def __init__(
-        self, models: Sequence[ServerPool], address: Address, *, on_event: OnEvent | None = None,
+        self, models: Sequence[ServerPool], address: Address, *, on_event: Notify = tell_nobody,
         trust: Trust | None = None, opening: PoolOpening | None = None,
     ) -> None:  # fmt: skip
         """Take over `models`, and the `opening` of further servers; without it, no model is added. The rest as for
@@ -118,12 +118,7 @@ def serve_gateway(
     if not files:
         raise InvalidOption("A gateway needs a model with the server's tokenizer.", "Give at least one.")
     address, trust = where.checked()
-
-    def news(what: str) -> None:
-        if where.on_event is not None:
-            where.on_event(ServerEvent(EventKind.UPSTREAM, what))
-
-    opening = PoolOpening(files, options or UpstreamOptions(timing=TIMING), news)
+    opening = PoolOpening(files, options or UpstreamOptions(timing=TIMING), where.on_event)
     models = opening.open(addresses)
     try:
         server = GatewayServer(models, address, on_event=where.on_event, trust=trust, opening=opening)

@@ -27,7 +27,7 @@ from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor, Method, connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Right, Trust
-from edgellm.services.server.listener import EventKind, Notify, Service, Stream, in_thread
+from edgellm.services.server.listener import Notify, Service, Stream, in_thread
 from edgellm.storage.layer_pieces import IncomingPiece
 from edgellm.storage.layer_store import OWN, LayerStore
 
@@ -125,7 +125,7 @@ class LayerService(Service):
                     piece = manifest.pieces[arrival.piece]
                     with await in_thread(partial(receiving, piece), partial(_beat, stream)) as incoming:
                         await self._fill(stream, upload, arrival.piece, incoming)
-        self._notify(EventKind.CONNECTED, f"{len(indices)} pieces of {manifest.name} are complete.")
+        self._notify(f"{len(indices)} pieces of {manifest.name} are complete.")
 
     async def _fill(self, stream: Stream, upload: _Upload, index: int, incoming: IncomingPiece) -> None:
         await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size))

@@ -8,8 +8,6 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import nullcontext
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import partial
 from math import ceil
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
@@ -43,28 +41,13 @@ GRACE_SECONDS = 10.0  # limit for calls in flight when the server is stopped
 BEAT_SECONDS = 1.0  # pause between two signs of life while slow work goes on
 
 
-class EventKind(StrEnum):
-    LISTENING = "listening"
-    CONNECTED = "connected"
-    ENDED = "ended"
-    REFUSED = "refused"
-    FAILED = "failed"
-    UPSTREAM = "upstream"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
+Notify: TypeAlias = Callable[[str], None]
+"""Called with a sentence for people on what has happened, from the loop's thread; must not block. No prompt and no
+token is ever in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEvent:
-    """`what` happened, and a sentence for people. No prompt and no token is ever in it."""
-
-    what: EventKind
-    text: str
-
-
-Notify: TypeAlias = Callable[[EventKind, str], None]
-OnEvent: TypeAlias = Callable[[ServerEvent], None]
-"""Called from the loop's thread; must not block."""
+def tell_nobody(_what: str) -> None:
+    """Do nothing, as a `Notify`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +58,7 @@ class Listening:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     paired_only: bool = False
-    on_event: OnEvent | None = None
+    on_event: Notify = tell_nobody
 
     def checked(self) -> tuple[Address, Trust | None]:
         """Return the address, and the trust to answer paired devices with. Raises PairingRequired, TrustUnusable,
@@ -94,13 +77,13 @@ class Listener:
     kind = "server"
     """The server's name in events."""
 
-    def __init__(self, address: Address, trust: Trust | None, on_event: OnEvent | None) -> None:
+    def __init__(self, address: Address, trust: Trust | None, on_event: Notify) -> None:
         """With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine. Raises
         PairingRequired: the address is not loopback, and there is no `trust`."""
         self.address = address if trust is not None else address.require_loopback()
         self.trust = trust
-        self._on_event = on_event
-        self.guard = None if trust is None else AuthInterceptor(trust, partial(self._notify, EventKind.REFUSED))
+        self._notify = on_event
+        self.guard = None if trust is None else AuthInterceptor(trust, on_event)
         self.services: list[Service] = []
         self._offers: list[OfferedModel] = []  # the models that paired devices are told of
         self._task: Future[None] | None = None
@@ -143,10 +126,6 @@ class Listener:
     def __exit__(self, *_raised: object) -> None:
         self.stop()
 
-    def _notify(self, kind: EventKind, what: str) -> None:
-        if self._on_event is not None:
-            self._on_event(ServerEvent(kind, what))
-
     def _listening(self) -> None:
         """Begin the work that needs a listening server."""
 
@@ -177,7 +156,7 @@ class Listener:
                 if not shorten.cancel() and (grace := shorten.result()) <= 0:
                     await server.stop(None)
             await closing
-            self._notify(EventKind.STOPPED, f"The {self.kind} has stopped.")
+            self._notify(f"The {self.kind} has stopped.")
         finally:
             await server.stop(None)
             if watch is not None:
@@ -219,7 +198,7 @@ class Service:
     async def released(self, what: str, close: Callable[[], object]) -> None:
         """Close what a stream held, in a thread, whatever happens to the stream meanwhile; and say so."""
         closing = asyncio.ensure_future(asyncio.to_thread(close))
-        closing.add_done_callback(lambda _: self._notify(EventKind.ENDED, f"Released {what}."))
+        closing.add_done_callback(lambda _: self._notify(f"Released {what}."))
         await asyncio.shield(closing)
 
     def _answering(self, call: Method, streams: bool) -> Any:
@@ -232,7 +211,7 @@ class Service:
                 return answer.SerializeToString() if isinstance(answer, Message) else answer
             except EdgeError as error:
                 if streams and self.over:
-                    self._notify(EventKind.FAILED, f"{self.over}: {error.what}")
+                    self._notify(f"{self.over}: {error.what}")
                 await context.abort(grpc.StatusCode[error.rpc_status], f"{error.what}\n{error.next_step}")
 
         return answered if self._guard is None else self._guard.wrap(answered, self.right_for(call))

@@ -190,7 +190,7 @@ class WorkerService(listener.Service):
         stage = await listener.in_thread(lambda: self._stage(work, post), undo=lambda made: made.close())
         served, forwarder = _ServedStage(stage, out), None
         try:
-            self._notify(listener.EventKind.CONNECTED, f"Loading {what} for {stream.peer()}.")
+            self._notify(f"Loading {what} for {stream.peer()}.")
             if prepare.next and not work.ends:
                 forwarder = StageForwarder(prepare, self._trust, is_local_caller(stream))
             stage.start()

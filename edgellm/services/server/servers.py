@@ -21,7 +21,7 @@ from edgellm.rpc.channel import MAX_CHUNK
 from edgellm.rpc.trust.handshake import AuthInterceptor, OfferedModel
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.layer_service import LayerService
-from edgellm.services.server.listener import BEAT_SECONDS, EventKind, Listener, Listening, Notify, OnEvent, Service
+from edgellm.services.server.listener import BEAT_SECONDS, Listener, Listening, Notify, Service, tell_nobody
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.verification_service import VerificationService, VerifyingModel, tokenizer_to_send
 from edgellm.services.verification_codec import VerifierInfo
@@ -42,7 +42,7 @@ class SessionServer(Listener):
 
     kind = "verifier"
 
-    def __init__(self, address: Address, on_event: OnEvent | None, trust: Trust | None) -> None:
+    def __init__(self, address: Address, on_event: Notify, trust: Trust | None) -> None:
         super().__init__(address, trust, on_event)
         self._service = VerificationService(self._notify, self.guard)
         self.services.append(self._service)
@@ -65,10 +65,10 @@ class SessionServer(Listener):
 
     def _begin(self, model: VerifyingModel) -> None:
         model.backend.start()
-        self._notify(EventKind.LISTENING, f"{model.name} verifies at {self.address}.")
+        self._notify(f"{model.name} verifies at {self.address}.")
 
     def _stopping(self, grace: float) -> float:
-        self._notify(EventKind.STOPPING, "The verifier finishes running requests, and accepts no new ones.")
+        self._notify("The verifier finishes running requests, and accepts no new ones.")
         self._service.draining.set()
         return grace
 
@@ -96,7 +96,7 @@ class VerifierServer(SessionServer):
     model: Model
 
     def __init__(
-        self, model: Model | None, address: Address, *, on_event: OnEvent | None = None, trust: Trust | None = None,
+        self, model: Model | None, address: Address, *, on_event: Notify = tell_nobody, trust: Trust | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
         """Serve `model` with these `VerifierOptions`; without it, listen, and have devices wait for `use`. See
@@ -200,7 +200,7 @@ class WorkerServer(Listener):
     kind = "worker"
 
     def __init__(
-        self, cache: WeightCache, address: Address, *, on_event: OnEvent | None = None, trust: Trust | None = None,
+        self, cache: WeightCache, address: Address, *, on_event: Notify = tell_nobody, trust: Trust | None = None,
         stored: StoredLayers | None = None,
         more: Sequence[Callable[[WeightCache, Notify, AuthInterceptor | None], Service]] = (),
     ) -> None:  # fmt: skip
@@ -220,11 +220,11 @@ class WorkerServer(Listener):
 
     def _listening(self) -> None:
         self._tidying = asyncio.create_task(self._evict_unused())
-        self._notify(EventKind.LISTENING, f"Layers are computed at {self.address}.")
+        self._notify(f"Layers are computed at {self.address}.")
 
     def _stopping(self, grace: float) -> float:  # noqa: ARG002
         """Return 0: a reply may go on for minutes, and its coordinator can go on without this device."""
-        self._notify(EventKind.STOPPING, "The worker stops; its coordinators continue without it.")
+        self._notify("The worker stops; its coordinators continue without it.")
         return 0.0
 
     async def _release(self) -> None:
@@ -235,4 +235,4 @@ class WorkerServer(Listener):
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             if evicted := await asyncio.to_thread(self.cache.evict_unused):
-                self._notify(EventKind.ENDED, f"{evicted} unused pieces of models were unloaded.")
+                self._notify(f"{evicted} unused pieces of models were unloaded.")

@@ -27,7 +27,7 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.services import verification_codec as codec
-from edgellm.services.server.listener import EventKind, Notify, Service, Stream, in_thread, next_message, write_in_time
+from edgellm.services.server.listener import Notify, Service, Stream, in_thread, next_message, write_in_time
 from edgellm.sleeping import AWAKE
 from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.sampling import GrammarState, ReplyGrammar
@@ -209,17 +209,16 @@ class VerificationService(Service):
 
     async def session(self, _frames: Any, stream: Stream) -> None:
         number = next(self._numbers)
-        self._notify(EventKind.CONNECTED, f"Session {number} from {stream.peer()} begins.")
+        self._notify(f"Session {number} from {stream.peer()} begins.")
         session = _Reply(number, self._tenant(stream))
         try:
             await self._serve(session, stream)
         except errors.EdgeError as error:
-            kind = EventKind.FAILED if error.rpc_status == errors.EdgeError.rpc_status else EventKind.REFUSED
-            self._notify(kind, f"Session {number} is closed: {error.what}")
+            self._notify(f"Session {number} is closed: {error.what}")
             raise
         finally:
             session.end()  # before the goodbye, which a device that does not read never takes
-            self._notify(EventKind.ENDED, f"Session {number} ends.")
+            self._notify(f"Session {number} ends.")
 
     def _tenant(self, stream: Stream) -> Tenant:
         """Return the tenant of a stream: a paired device is one tenant over all its connections; on this machine each
