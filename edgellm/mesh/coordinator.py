@@ -196,7 +196,7 @@ class Mesh:
             if self._closed:
                 raise DeviceLost("The mesh is closed.", "Open it again.")
             if self._pipeline is not None and self._pipeline.lost is not None:
-                self._discard(self._pipeline)
+                self._discard(self._pipeline, *self._pipeline.lost)
             return self._pipeline or self._open()
 
     def current(self) -> Pipeline | None:
@@ -338,14 +338,11 @@ class Mesh:
         stages = [(self._devices[share.name].stage_host(), replace(self.work, layers=share.layers)) for share in shares]
         return Pipeline(stages, direct=self._losses.direct)
 
-    def _discard(self, pipeline: Pipeline) -> None:
+    def _discard(self, pipeline: Pipeline, name: str, lost: StageLost) -> None:
         """Close a pipeline that has lost a stage, and count the device at fault, if known, as lost."""
         pipeline.close()
         self._longest = max([self._longest, *(len(self._held(slot)) for slot in self._taken)])
         self._pipeline = None
-        if pipeline.lost is None:
-            return
-        name, lost = pipeline.lost
         losses = self._losses
         losses.direct &= not pipeline.silent
         losses.recent[""] += 1

@@ -51,18 +51,17 @@ class _Asked:
 class Deadline:
     """A deadline for the oldest open request, which reports of devices cannot put off."""
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self._clock = clock
-        self._moved = self._busy = self._looked = clock()
+    def __init__(self) -> None:
+        self.restart()
 
     def restart(self) -> None:
         """Restart the time: a first request was sent, a request was settled, or a device has loaded layers."""
-        self._moved = self._busy = self._looked = self._clock()
+        self._moved = self._busy = self._looked = perf_counter()
 
     def passed(self, batches: int, loaded: bool, idle: bool) -> bool:
         """Return whether a request of this many micro-batches is overdue. `loaded`: all layers are loaded. `idle`: all
         devices report that they have nothing to do."""
-        now = self._clock()
+        now = perf_counter()
         if (paused := now - self._looked) > PAUSE_SECONDS:  # this process itself was paused
             self._moved, self._busy = self._moved + paused, self._busy + paused
         self._looked = now

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from edgellm import errors
-from edgellm.engine import Floats, Ids, ModelFile, SeqRows
-from edgellm.engine.hardware import Hardware
+from edgellm.engine import ContextSpec, Floats, Ids, ModelFile, SeqRows
+from edgellm.engine.hardware import N_BATCH, Hardware
 from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc_engine.plan import MARGIN, rpc_costs
-from edgellm.rpc_engine.process import ContextSizes, ModelProcess, ProcessSilent
+from edgellm.rpc_engine.process import ModelProcess, ProcessSilent
 from edgellm.rpc_engine.session import RpcPort
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import GrammarState
@@ -53,7 +53,7 @@ class RpcWork:
 
     file: ModelFile
     n_vocab: int
-    sizes: ContextSizes
+    context: ContextSpec
     hardware: Hardware
     cards: tuple[str, ...] = ()
 
@@ -219,7 +219,7 @@ class RpcModel:
             if self._opened is not opened or self._closed.is_set():
                 return
             self._opened = None
-            self._stale = set(range(self.work.sizes.n_seq))
+            self._stale = set(range(self.work.context.n_seq))
             self._reopening = threading.Thread(
                 target=self._reopen, args=(opened,), name="edgellm-rpc-reopen", daemon=True
             )
@@ -279,7 +279,7 @@ class RpcModel:
         """Load the model over some devices and this one. If one of them cannot be used, raise why; it is then lost."""
         began = time.monotonic()
         work, faults = self.work, known_faults(self._probe)
-        process = self._loading = ModelProcess(work.file.path, work.n_vocab, work.sizes, work.hardware)
+        process = self._loading = ModelProcess(work.file.path, work.n_vocab, work.context, work.hardware)
         hosts: list[RpcPort] = []
         try:
             shares = self._checked(self._plan(names))
@@ -364,10 +364,10 @@ class _Worker(VerifierWorker):
     """The engine's thread, which has nothing to decode with while the model is being loaded again."""
 
     def __init__(self, model: RpcModel, is_eog: Callable[[int], bool]) -> None:
-        sizes, default = model.work.sizes, SchedulerLimits()
+        rows, default = model.work.context.n_batch or N_BATCH, SchedulerLimits()
         # Each batch crosses the network, so a prompt goes in few batches.
-        limits = replace(default, rows=sizes.n_batch, chunk=min(default.chunk, sizes.n_batch), solo_chunk=sizes.n_batch)
-        super().__init__(model, sizes.n_seq, is_eog, limits)
+        limits = replace(default, rows=rows, chunk=min(default.chunk, rows), solo_chunk=rows)
+        super().__init__(model, model.work.context.n_seq, is_eog, limits)
         self._model = model
 
     def ready(self) -> bool:
@@ -384,7 +384,7 @@ class RpcVerifier(ColocatedVerifier):
         self.model = model
         self._worker = _Worker(model, is_eog)
         capabilities = Capabilities(
-            model.work.file.name, model.work.sizes.n_ctx, logprobs=True, penalties=True, grammars=grammar is not None
+            model.work.file.name, model.work.context.n_ctx, logprobs=True, penalties=True, grammars=grammar is not None
         )
         super().__init__(self._worker, capabilities, grammar)
         self._worker.start()

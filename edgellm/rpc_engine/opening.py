@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgellm.engine import ModelFile
-from edgellm.engine.hardware import N_BATCH, Hardware
+from edgellm.engine import ContextSpec, ModelFile
+from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import free_memory
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, StageShare, read_split
@@ -22,7 +22,7 @@ from edgellm.rpc.protos.rpc_engine_pb2 import OfferReply
 from edgellm.rpc_engine.backend import require
 from edgellm.rpc_engine.model import RpcModel, RpcVerifier, RpcWork
 from edgellm.rpc_engine.plan import MARGIN, RpcHome, RpcPlacement, by_memory, plan_rpc, rpc_costs
-from edgellm.rpc_engine.process import ContextSizes, ModelProcess
+from edgellm.rpc_engine.process import ModelProcess
 from edgellm.rpc_engine.session import ask_offer
 from edgellm.services.client.stage_client import remote_devices
 
@@ -54,8 +54,8 @@ def open_over_rpc(
     config = config or EngineConfig(draft=None)
     hardware = config.hardware
     unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
-    sizes = _context_sizes(file, options.context, options.sessions, hardware)
-    work = RpcWork(file, costs.vocabulary, sizes, unit.hardware, unit.devices if unit.name else ())
+    context = _context(file, options.context, options.sessions, hardware)
+    work = RpcWork(file, costs.vocabulary, context, unit.hardware, unit.devices if unit.name else ())
     workers = () if placed is None else tuple(placed.workers.values())
     found = remote_devices([share.name for share in shares], options.peers, workers, {}, lambda _wanted: ())
     devices = [device.endpoint for device in found.values()]
@@ -88,9 +88,10 @@ def open_over_rpc(
         return LLM(engine.attach_beside(text, Counter({"CPU": own}), verifier, progress))
 
 
-def _context_sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
-    """Return the sizes of a context for `sessions` replies of `context` tokens, by default those of `positions_of`."""
-    return ContextSizes(positions_of(file, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
+def _context(file: ModelFile, tokens: int | None, sessions: int, hardware: Hardware) -> ContextSpec:
+    """Return a context for `sessions` replies of so many tokens, by default those of `positions_of`."""
+    positions = positions_of(file, tokens or hardware.n_ctx)
+    return ContextSpec(positions, sessions, hardware.n_batch, unified=sessions == 1, rolls_back=True)
 
 
 def place_over_rpc(file: ModelFile, survey: "Survey", workload: Workload) -> RpcPlacement:
@@ -99,8 +100,8 @@ def place_over_rpc(file: ModelFile, survey: "Survey", workload: Workload) -> Rpc
     PlanImpossible: the devices cannot hold it."""
     require()
     unit = ComputeUnit.choose(workload.hardware)
-    sizes = _context_sizes(file, workload.context, workload.sessions, workload.hardware)
-    with closing(ModelProcess(file.path, 1, sizes, unit.hardware)) as process:
+    context = _context(file, workload.context, workload.sessions, workload.hardware)
+    with closing(ModelProcess(file.path, 1, context, unit.hardware)) as process:
         costs = rpc_costs(file, *process.beside_weights())
     given, refused = _ask_offers(survey.workers)
     left_out = [*refused, *((name, error.what) for name, error in survey.left_out)]

@@ -5,7 +5,7 @@ llama.cpp ends the process whose RPC server goes away, so the child does nothing
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from edgellm.engine.context import Context
 from edgellm.engine.gguf.memory import mtp_layers
 from edgellm.engine.gguf.reader import ModelFile
-from edgellm.engine.hardware import N_BATCH, Hardware
+from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.sequences import SeqRows, Sequences
 from edgellm.engine.memory_fit import reckon
 from edgellm.engine.model import ContextSpec, LoadSpec, Model
@@ -30,15 +30,6 @@ from edgellm.system import be_killed_first, limit
 _KIND = ChildKind("edgellm.rpc_engine.process", "holds the model over RPC", keeps_words=True)
 _NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"
 """llama.cpp's variable against reuse of graphs: with several contexts, a server may have dropped the graph."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContextSizes:
-    """The context of a model: `n_seq` sequences of `n_ctx` positions each, and batches of at most `n_batch` rows."""
-
-    n_ctx: int
-    n_seq: int = 1
-    n_batch: int = N_BATCH
 
 
 class ProcessSilent(DeviceLost):
@@ -56,13 +47,13 @@ class ModelProcess(Child):
     all methods raise DeviceLost.
     """
 
-    def __init__(self, model: Path, n_vocab: int, sizes: ContextSizes, hardware: Hardware) -> None:
+    def __init__(self, model: Path, n_vocab: int, context: ContextSpec, hardware: Hardware) -> None:
         """Start the process, without waiting for it. `hardware` says how it computes: its threads, cache and attention.
         Raises EngineFailed: no process can be started."""
         self._n_vocab = n_vocab
-        self._sequences = Sequences(sizes.n_seq, sizes.n_ctx)
+        self._sequences = Sequences(context.n_seq, context.n_ctx)
         how = {name: getattr(hardware, name) for name in ("threads", "cache_type", "flash_attn")}
-        self._described = {"path": str(model), "sizes": asdict(sizes), "hardware": how}
+        self._described = {"path": str(model), "context": asdict(context), "hardware": how}
         self._silence = inf
         self._signs: Callable[[], object] = lambda: None
         super().__init__(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1"})
@@ -177,7 +168,8 @@ class _Held:
         """Return the bytes that the model takes as a whole beside its weights."""
         on_processor = Hardware(gpu_layers=0, **described["hardware"])
         file = ModelFile.open(Path(described["path"]))
-        found = reckon(file, on_processor, lambda model: [_context_of(model, described)], reserved=True)
+        context = ContextSpec(**described["context"])
+        found = reckon(file, on_processor, lambda model: [Context(model, context)], reserved=True)
         return [found.caches.total(), found.compute.total()]
 
     def load(
@@ -203,7 +195,7 @@ class _Held:
         if faults is None and (faults := _tried(self._model)):
             self._model.close()
             self._model = Model.load(file, LoadSpec(chosen), faults=faults)
-        self._opened = _context_of(self._model, described)
+        self._opened = Context(self._model, ContextSpec(**described["context"]))
         return [*(faults or ())]
 
     def decode(self, data: memoryview, rows: Sequence[tuple[int, int, int]]) -> bytes:
@@ -238,9 +230,3 @@ def _tried(model: Model) -> Sequence[str]:
         return self_test(model)
     finally:
         del os.environ[_NO_REUSE]
-
-
-def _context_of(model: Model, described: dict[str, Any]) -> Context:
-    sizes = ContextSizes(**described["sizes"])
-    unified = sizes.n_seq == 1
-    return Context(model, ContextSpec(sizes.n_ctx, sizes.n_seq, sizes.n_batch, unified=unified, rolls_back=True))

@@ -325,12 +325,17 @@ def test_rows_that_cannot_be_those_of_a_micro_batch_are_not_passed_on(some_work:
     assert hosts[1].sent == []
 
 
-def test_a_question_is_overdue_whatever_the_devices_say() -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
+    monkeypatch.setattr(pipeline, "perf_counter", lambda: now[0])
+    return now
 
+
+def test_a_question_is_overdue_whatever_the_devices_say(now: list[float]) -> None:
     def after(seconds: float, batches: int, loaded: bool, idle: bool) -> bool:
         """Looked at once a second, as hosts do oftener."""
-        deadline = Deadline(lambda: now[0])
+        deadline = Deadline()
         for _ in range(int(seconds)):
             now[0] += 1.0
             if deadline.passed(batches, loaded, idle):
@@ -345,21 +350,13 @@ def test_a_question_is_overdue_whatever_the_devices_say() -> None:
         assert after(longest + 2, batches, loaded, idle)
 
 
-def test_who_stood_still_blames_nobody() -> None:
-    now = [0.0]
-    deadline = Deadline(lambda: now[0])
+def test_who_stood_still_blames_nobody(now: list[float]) -> None:
+    deadline = Deadline()
     now[0] += 10_000.0
     assert not deadline.passed(1, True, True)
     for _ in range(3):
         now[0] += 1.0
         assert not deadline.passed(1, True, True)
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(pipeline, "perf_counter", lambda: now[0])
-    return now
 
 
 @pytest.fixture

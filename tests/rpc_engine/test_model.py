@@ -20,7 +20,6 @@ from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc_engine.model import Planner, RpcModel, RpcVerifier, RpcWork
-from edgellm.rpc_engine.process import ContextSizes
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.rpc_engine.session import RpcPort
 from edgellm.services.server.servers import WorkerServer
@@ -95,7 +94,9 @@ class Opened:
         self.loaded: list[float] = []
         with Model.load(file, TEXT_ONLY) as text:
             vocabulary = text.n_vocab
-        work = RpcWork(file, vocabulary, ContextSizes(256, sessions), Hardware(threads=1))
+        work = RpcWork(
+            file, vocabulary, ContextSpec(256, sessions, unified=sessions == 1, rolls_back=True), Hardware(threads=1)
+        )
         self.model = RpcModel(work, workers, plan, self.told.append)
         self.model.open(self.loaded.append)
         self.verifier = RpcVerifier(self.model, lambda _token: False, None)

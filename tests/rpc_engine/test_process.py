@@ -1,6 +1,7 @@
 """The process that holds a model: it decodes as this one does, says what goes wrong, and its end is an error."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model, SeqRows
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ContextFull, DeviceLost, EngineFailed, ModelCorrupt
-from edgellm.rpc_engine.process import ContextSizes, ModelProcess
+from edgellm.rpc_engine.process import ModelProcess
 from tests.conftest import Architectures
 from tests.engine.logits import some_ids
 
-SIZES = ContextSizes(n_ctx=128, n_seq=2, n_batch=64)
+SIZES = ContextSpec(n_ctx=128, n_seq=2, n_batch=64, unified=False, rolls_back=True)
 IDS = some_ids(40, 2000, 3)
 
 
@@ -38,9 +39,7 @@ def process(hybrid: Path, whole: Model) -> Iterator[ModelProcess]:
 
 @pytest.fixture
 def expected(whole: Model) -> Iterator[Context]:
-    with Context(
-        whole, ContextSpec(n_ctx=128, n_seq=2, n_batch=64, threads=1, unified=False, rolls_back=True)
-    ) as context:
+    with Context(whole, replace(SIZES, threads=1)) as context:
         yield context
 
 

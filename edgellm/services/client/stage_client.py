@@ -36,13 +36,12 @@ class RemoteDevice:
     """The `MeshDevice` of a worker, which may hold a part of the model."""
 
     def __init__(
-        self, endpoint: Endpoint, timing: Timing = WORKER_TIMING, *, direct: bool = True,
-        known: Device | None = None, own: OwnPieces = lambda _wanted: (),
+        self, endpoint: Endpoint, timing: Timing = WORKER_TIMING, *, known: Device | None = None,
+        own: OwnPieces = lambda _wanted: (),
     ) -> None:  # fmt: skip
-        """Set up the device. `direct`: its stage may send rows to the next device itself, if that can be reached.
-        `known`: the device as it was measured. Pieces that were deployed to the worker count if they are among the
-        `own` pieces."""
-        self.endpoint, self._timing, self._direct = endpoint, timing, direct
+        """Set up the device. `known`: the device as it was measured. Pieces that were deployed to the worker count if
+        they are among the `own` pieces."""
+        self.endpoint, self._timing = endpoint, timing
         self.name = endpoint.name
         self._known, self._own = known or Device.unmeasured(endpoint.name), own
 
@@ -65,7 +64,7 @@ class RemoteDevice:
         return self._known.updated(found, float(reply.memory), reply.unit)
 
     def stage_host(self) -> "RemoteStageHost":
-        return RemoteStageHost(self.endpoint, self._timing, self._direct, self._own(()))
+        return RemoteStageHost(self.endpoint, self._timing, self._own(()))
 
     async def _holds(self, model: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
         request = pb.HoldsRequest(protocol=PROTOCOL, model=bytes.fromhex(model), pieces=write_pieces(pieces))
@@ -78,11 +77,9 @@ class RemoteDevice:
 class RemoteStageHost:
     """The `StageHost` of one stage at a worker."""
 
-    def __init__(
-        self, endpoint: Endpoint, timing: Timing, direct: bool = True, pieces: Sequence[LayerPiece] = ()
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, timing: Timing, pieces: Sequence[LayerPiece]) -> None:
         """`pieces`: pieces of the coordinator's own file, with which a worker that lacks the file may compute."""
-        self.endpoint, self._direct, self._pieces = endpoint, direct, tuple(pieces)
+        self.endpoint, self._pieces = endpoint, tuple(pieces)
         self.stage = os.urandom(16)
         self._link = ServiceLink(WORK, timing, accepted=True)
         self._half = self._closed = self._reports_idle = False  # half: rows are sent as 16-bit floats
@@ -94,7 +91,7 @@ class RemoteStageHost:
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, pipeline: Pipeline) -> None:
         self._half = work.half
         prepare = write_work(replace(work, pieces=self._pieces), self.stage)
-        if self._direct and isinstance(after, RemoteStageHost) and after.reached_from(self.endpoint):
+        if isinstance(after, RemoteStageHost) and after.reached_from(self.endpoint):
             prepare.next, prepare.next_stage = str(after.endpoint.address), after.stage
             prepare.next_device = b"" if after.endpoint.device is None else after.endpoint.device.digest
         self._link.post(pb.Order(prepare=prepare))
