@@ -268,18 +268,23 @@ async def greet(
     data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
     reply = parse_message(pb.HelloReply, data, MAX_GREETING)
     check_version(reply.protocol, "the verifier")
-    info = _described(reply, ours)
-    if info.vocabulary != ours.fingerprint:
-        raise mismatch(ours, reply, where)
-    return info
+    return described(reply, ours, where)
 
 
-def _described(reply: pb.HelloReply, ours: Vocabulary) -> VerifierInfo:
-    """Return the description in a verifier's greeting. Raise ProtocolError."""
+def described(reply: pb.HelloReply, ours: Vocabulary, where: str) -> VerifierInfo:
+    """Return the description in the greeting of the verifier at `where`. Raise VocabularyMismatch and ProtocolError."""
     for name, digest in (("model", reply.model_hash), ("tokenizer", reply.tokenizer)):
         if len(digest) not in (0, 32):
             raise ProtocolError(f"The verifier's {name} has a hash of {len(digest)} bytes.", SAME_VERSION)
-    if reply.vocabulary.hex() == ours.fingerprint and reply.vocabulary_size != ours.size:
+    if reply.vocabulary.hex() != ours.fingerprint:
+        raise VocabularyMismatch(
+            f"The draft model and the verifier at {where} differ in their vocabularies, of {ours.size} and"
+            f" {reply.vocabulary_size} tokens.",
+            "Choose another draft model with -m: the verifier does not send its tokenizer, by which drafts are"
+            " translated.",
+            reply.tokenizer.hex(),
+        )
+    if reply.vocabulary_size != ours.size:
         raise ProtocolError(
             f"The verifier tells of {reply.vocabulary_size} tokens, of which {ours.size} are known.", SAME_VERSION
         )
@@ -316,13 +321,6 @@ class KeptGreeting:
         if KeptGreeting.of(device) != self:
             write_cached(_kept(device), asdict(self))
 
-    def info(self, ours: Vocabulary, where: str) -> VerifierInfo:
-        """Return the description of the verifier. Raise VocabularyMismatch where it fits another vocabulary."""
-        reply = self.reply
-        if ours.fingerprint != reply.vocabulary.hex():
-            raise mismatch(ours, reply, where)
-        return _described(reply, ours)
-
 
 def _kept(device: DeviceID) -> Path:
     return cache_dir() / "verifiers" / f"{device}.json"
@@ -331,13 +329,3 @@ def _kept(device: DeviceID) -> Path:
 def printable(said: str) -> str:
     """Return a verifier's own words, cut to what a line can show: without what it would have its user do."""
     return "".join(filter(str.isprintable, said.partition("\n")[0]))[:_SAID]
-
-
-def mismatch(ours: Vocabulary, reply: pb.HelloReply, where: str) -> VocabularyMismatch:
-    """Return the error for a verifier at `where` whose vocabulary is not the device's."""
-    return VocabularyMismatch(
-        f"The draft model and the verifier at {where} differ in their vocabularies, of {ours.size} and"
-        f" {reply.vocabulary_size} tokens.",
-        "Choose another draft model with -m: the verifier does not send its tokenizer, by which drafts are translated.",
-        reply.tokenizer.hex(),
-    )

@@ -61,7 +61,7 @@ class RemoteVerifier(Verifier):
         self._closed, self._woken = False, False  # woken: a device is woken up once in each absence
         self._hurry = asyncio.Event()  # a reply wants the verifier, which is away
         if asleep and device is not None and (kept := codec.KeptGreeting.of(device)) is not None:
-            self.info = kept.info(vocabulary, str(self._address))
+            self.info = codec.described(kept.reply, vocabulary, str(self._address))
             self.post(self.loop_wake)
             self.post(lambda: self.loop_task(self._reconnect()))
             return
