@@ -19,7 +19,7 @@ from edgellm.errors import (
 from edgellm.layer_range import HERE, LayerRange, StageShare
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.layers import RateLimiter, UploadProgress, Worker, clean, local_worker, upload
+from edgellm.rpc.layers import RateLimiter, Worker, clean, local_worker, upload
 from edgellm.rpc.trust.trust import Right
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, forget_hashes
 from edgellm.storage.layer_store import CleanResult, LayerStore, cut_layers
@@ -116,14 +116,13 @@ class _Deployment:
 
     async def _copy_here(self, part: DeployPart, state: "_Part") -> None:
         state.change(activity="cutting")
-        pieces, total, done = self.manifest.covering(part.layers), state.now.total, 0
-        held = sum(map(self.store.arrived, pieces))
-        state.uploaded(UploadProgress(held, total, 0))
+        held, done = sum(map(self.store.arrived, self.manifest.covering(part.layers))), 0
+        state.uploaded(held, 0)
 
         def complete(piece: LayerPiece) -> None:
             nonlocal done
             done += piece.size
-            state.uploaded(UploadProgress(max(held, done), total, 0))
+            state.uploaded(max(held, done), 0)
 
         await asyncio.to_thread(cut_layers, self.model, self.manifest, part.layers, self.store, complete)
 
@@ -162,10 +161,10 @@ class _Part:
         self._sent_before = self.now.sent
         self.change(activity="connecting", attempts=self.now.attempts + 1)
 
-    def uploaded(self, uploaded: UploadProgress) -> None:
-        already = self.now.already if self._known else uploaded.arrived
+    def uploaded(self, arrived: int, sent: int) -> None:
+        already = self.now.already if self._known else arrived
         self._known = True
-        self.change(arrived=uploaded.arrived, sent=self._sent_before + uploaded.sent, already=already)
+        self.change(arrived=arrived, sent=self._sent_before + sent, already=already)
 
     def change(self, **changes: Any) -> None:
         self.now = replace(self.now, seconds=time.monotonic() - self._began, **changes)

@@ -45,7 +45,7 @@ M = TypeVar("M", bound=Message)
 WINDOW = 2**20  # most unacknowledged bytes in flight, and of a portion
 FRAME = 2**18  # bytes of a portion that this side sends
 REPLY_SECONDS = 30.0  # the sender's wait for a reply or a heartbeat
-_PATIENT = Timing(silent_beats=round(REPLY_SECONDS / HEARTBEAT_SECONDS), stall=inf)
+UPLOAD_TIMING = Timing(silent_beats=round(REPLY_SECONDS / HEARTBEAT_SECONDS), stall=inf)
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Layers"]
 _ERRORS: dict[str, type[EdgeError]] = {
@@ -146,13 +146,8 @@ def error_from_status(status: str, text: str, name: str) -> EdgeError:
 Cut = Callable[[LayerPiece], Iterator[bytes | memoryview]]
 
 
-@dataclass(frozen=True, slots=True)
-class UploadProgress:
-    """Progress in bytes: `arrived` of the `total` wanted are there; `sent` were sent by this call."""
-
-    arrived: int
-    total: int
-    sent: int
+OnUpload = Callable[[int, int], None]
+"""Called with the bytes of an upload that have arrived at the device, and with those that this call has sent."""
 
 
 class RateLimiter:
@@ -189,36 +184,33 @@ async def upload(
     wanted: Sequence[int],
     cut: Cut,
     limiter: RateLimiter,
-    notify: Callable[[UploadProgress], None],
-) -> UploadProgress:
-    """Send a device the `wanted` pieces that it lacks; return the final progress. Pieces are given by index. `cut`
-    yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop."""
-    sender = _Upload(name, manifest, sorted(wanted))
+    notify: OnUpload,
+) -> None:
+    """Send a device the `wanted` pieces that it lacks. Pieces are given by index. `cut` yields the bytes of a piece, in
+    a thread. `notify` is called with the progress, in the loop."""
+    sender = _Upload(name, manifest, sorted(wanted), notify)
     try:
         with call_errors(name):
-            await first_of(sender.link.run(channel, sender.take, sender.beat), sender.send_all(cut, limiter, notify))
+            await first_of(sender.link.run(channel, sender.take, sender.beat), sender.send_all(cut, limiter))
         if not sender.complete:
             raise DeviceLost(f"{name} has closed the connection.", "Try again.")
-        return sender.progress
     finally:
         if sender.acknowledged:  # what was sent last counts, though it was not acknowledged
-            notify(sender.progress)
+            sender.tell()
 
 
 class _Upload:
     """The sender's side of an upload."""
 
-    def __init__(self, name: str, manifest: Manifest, wanted: Sequence[int]) -> None:
-        self.link = ServiceLink(method("Put"), _PATIENT, accepted=True)
+    def __init__(self, name: str, manifest: Manifest, wanted: Sequence[int], notify: OnUpload) -> None:
+        self.link = ServiceLink(method("Put"), UPLOAD_TIMING, accepted=True)
         self.acknowledged: dict[int, int] = {}  # bytes of each piece
         self.complete = False
-        self._name, self._manifest, self._wanted, self._sent = name, manifest, wanted, 0
+        self._name, self._manifest, self._wanted, self._notify, self._sent = name, manifest, wanted, notify, 0
         self._replies: asyncio.Queue[pb.PutReply] = asyncio.Queue()
 
-    @property
-    def progress(self) -> UploadProgress:
-        total = sum(self._manifest.pieces[index].size for index in self._wanted)
-        return UploadProgress(sum(self.acknowledged.values()), total, self._sent)
+    def tell(self) -> None:
+        self._notify(sum(self.acknowledged.values()), self._sent)
 
     def take(self, data: bytes) -> None:
         """Handle one reply. Raise the device's error."""
@@ -232,7 +224,7 @@ class _Upload:
         if trouble := self.link.trouble(waited):
             raise DeviceLost(f"{self._name} {trouble}.", "Try again; what has arrived there is kept.")
 
-    async def send_all(self, cut: Cut, limiter: RateLimiter, notify: Callable[[UploadProgress], None]) -> None:
+    async def send_all(self, cut: Cut, limiter: RateLimiter) -> None:
         """Send what the device lacks, and wait for it to end the stream."""
         recipe = write_manifest(self._manifest)
         self._send(wanted=pb.Wanted(protocol=PROTOCOL, recipe=recipe, pieces=self._wanted))
@@ -240,14 +232,14 @@ class _Upload:
         if first.WhichOneof("reply") != "there":
             raise ProtocolError("The device has not sent the list of pieces that it has.", SAME_VERSION)
         self.acknowledged = {one.piece: one.size for one in first.there.pieces}
-        notify(self.progress)
+        self.tell()
         for index in sorted(set(self._wanted) - {one.piece for one in first.there.pieces if one.whole}):
-            piece, state = self._manifest.pieces[index], await self._arrived(index, notify)
+            piece, state = self._manifest.pieces[index], await self._arrived(index)
             offset = state.size
             blocks = _blocks(cut(piece), offset)
             while not state.whole:  # the device confirms that the hash is right
                 if offset == piece.size or offset - state.size + FRAME > WINDOW or not self._replies.empty():
-                    state = await self._arrived(index, notify)
+                    state = await self._arrived(index)
                     continue
                 block = await asyncio.to_thread(next, blocks, b"")
                 if not block or offset + len(block) > piece.size:
@@ -262,13 +254,13 @@ class _Upload:
         self.link.owe()
         self.link.send(pb.PutFrame(wanted=wanted, portion=portion).SerializeToString())
 
-    async def _arrived(self, index: int, notify: Callable[[UploadProgress], None]) -> pb.Arrived:
+    async def _arrived(self, index: int) -> pb.Arrived:
         self.link.owe()
         reply = await self._replies.get()
         if reply.WhichOneof("reply") != "arrived" or reply.arrived.piece != index:
             raise ProtocolError("The device acknowledged a piece that was not sent.", SAME_VERSION)
         self.acknowledged[index] = reply.arrived.size
-        notify(self.progress)
+        self.tell()
         return reply.arrived
 
 
@@ -299,8 +291,6 @@ class Worker:
     endpoint: Endpoint | None = None
     facts: StoreFacts | None = None
     rights: Rights = frozenset()
-    round_trip: float = 0.0
-    version: str = ""
     error: EdgeError | None = None
 
     @property
@@ -353,4 +343,4 @@ async def _paired_worker(trust: Trust, name: str, address: Address, device: Devi
     where = Endpoint(name or info.peer.name, address, trust, info.peer.id)
     async with channel:  # the device has just answered, so a late reply means that it is busy
         facts = await list_layers(channel, where.name, RETRY_FACTOR * HELLO_SECONDS)
-    return Worker(where.name, info.peer, where, facts, info.rights, info.seconds, info.version)
+    return Worker(where.name, info.peer, where, facts, info.rights)

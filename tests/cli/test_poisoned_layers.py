@@ -91,7 +91,7 @@ class Home:
                 with pytest.raises(EdgeError):
                     await clean(channel, "desk", manifest.fingerprint)
                 cut: Cut = lambda piece: iter([pieces[piece]])  # noqa: E731
-                await upload(channel, "desk", bad, places, cut, RateLimiter(), lambda _carried: None)
+                await upload(channel, "desk", bad, places, cut, RateLimiter(), lambda *_moved: None)
 
         run_in_network_loop(asyncio.wait_for(work(), 30)).result()
         until(lambda: self.cache.evict_unused(everything=True) or not self.cache.size)  # the next run loads them anew

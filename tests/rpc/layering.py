@@ -8,7 +8,7 @@ from pathlib import Path
 from edgellm.engine import ModelFile
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
-from edgellm.rpc.layers import Cut, RateLimiter, UploadProgress, upload
+from edgellm.rpc.layers import Cut, RateLimiter, upload
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.layer_service import LayerService, Measurer
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece
@@ -43,8 +43,9 @@ def cutter(model: Path, _manifest: Manifest) -> Cut:
 
 async def bring(
     address: Address, manifest: Manifest, wanted: Sequence[int], cut: Cut, trust: Trust | None = None, rate: float = 0.0
-) -> tuple[UploadProgress, list[UploadProgress]]:
-    """What was carried, and all that was told on the way."""
-    told: list[UploadProgress] = []
+) -> list[tuple[int, int]]:
+    """Return the bytes that have arrived and that were sent, as was told on the way and in the end."""
+    told: list[tuple[int, int]] = []
     async with open_channel(address, trust) as channel:
-        return await upload(channel, "desk", manifest, wanted, cut, RateLimiter(rate), told.append), told
+        await upload(channel, "desk", manifest, wanted, cut, RateLimiter(rate), lambda *moved: told.append(moved))
+    return told

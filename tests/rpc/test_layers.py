@@ -12,6 +12,7 @@ import pytest
 from edgellm.errors import DeviceLost, LayersCorrupt, LayersMissing, ProtocolError, StoreBusy
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers import WINDOW, Cut, RateLimiter, clean, list_layers, method, write_manifest
+from edgellm.rpc.link import Timing
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.trust import Trust
@@ -31,11 +32,11 @@ async def test_layers_come_once_and_are_told_of(store: LayerStore, manifest: Man
     said: list[str] = []
     async with taking(store, said=said) as address:
         size = sum(piece.size for piece in manifest.pieces[2:5])
-        done, told = await bring(address, manifest, [2, 3, 4], cut)
-        assert (done.arrived, done.total, done.sent) == (size, size, size)
-        assert [one.arrived for one in told] == sorted(one.arrived for one in told)
-        again, _ = await bring(address, manifest, [2, 3, 4, 5], cut)
-        assert (again.arrived, again.sent) == (size + manifest.pieces[5].size, manifest.pieces[5].size)
+        told = await bring(address, manifest, [2, 3, 4], cut)
+        assert told[-1] == (size, size)
+        assert told == sorted(told)
+        again = await bring(address, manifest, [2, 3, 4, 5], cut)
+        assert again[-1] == (size + manifest.pieces[5].size, manifest.pieces[5].size)
         async with open_channel(address) as channel:
             facts = await list_layers(channel, "desk")
             (there,) = facts.models
@@ -45,7 +46,7 @@ async def test_layers_come_once_and_are_told_of(store: LayerStore, manifest: Man
             assert facts.free > 0
             with pytest.raises(LayersMissing):
                 await clean(channel, "desk", "0" * 64)
-            assert await clean(channel, "desk", manifest.fingerprint) == CleanResult(4, again.arrived, 0)
+            assert await clean(channel, "desk", manifest.fingerprint) == CleanResult(4, again[-1][0], 0)
             assert (await list_layers(channel, "desk")).models == ()
     assert said[0] == f"3 pieces of {manifest.name} are complete."
 
@@ -73,10 +74,9 @@ async def test_the_same_device_may_begin_again_and_another_one_need_not_wait(
         slow = asyncio.create_task(bring(address, manifest, list(range(12)), cut, owner, rate=5e5))
         while not store.size:
             await asyncio.sleep(0.01)
-        done, _ = await bring(address, manifest, [11], cut, other)
-        assert done.sent == manifest.pieces[11].size
-        done, _ = await bring(address, manifest, list(range(12)), cut, owner)
-        assert done.arrived == done.total
+        assert (await bring(address, manifest, [11], cut, other))[-1][1] == manifest.pieces[11].size
+        told = await bring(address, manifest, list(range(12)), cut, owner)
+        assert told[-1][0] == sum(piece.size for piece in manifest.pieces)
         with pytest.raises(StoreBusy, match="another upload"):
             await slow
 
@@ -184,7 +184,7 @@ class Silent(LayerService):
 async def test_who_gives_no_sign_of_life_is_lost(
     store: LayerStore, manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.rpc.layers.REPLY_SECONDS", 0.2)
+    monkeypatch.setattr("edgellm.rpc.layers.UPLOAD_TIMING", Timing(silent_beats=1))
     async with serving(None, make=lambda *_: Silent(store, [])) as address:
         with pytest.raises(DeviceLost, match="stopped responding"):
             await bring(address, manifest, [0], cut)
@@ -204,7 +204,6 @@ async def test_signs_of_life_are_given_while_the_disk_is_read(
 
     monkeypatch.setattr(IncomingPiece, "finish", slow)
     monkeypatch.setattr(listener, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr("edgellm.rpc.layers.REPLY_SECONDS", 2.0)
+    monkeypatch.setattr("edgellm.rpc.layers.UPLOAD_TIMING", Timing(silent_beats=8))
     async with taking(store) as address:
-        done, _ = await bring(address, manifest, [1], cut)
-        assert done.arrived == done.total
+        assert (await bring(address, manifest, [1], cut))[-1][0] == manifest.pieces[1].size

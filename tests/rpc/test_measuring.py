@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from edgellm.engine.gguf.synthetic_layers import Blocks
@@ -189,12 +188,11 @@ async def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pyt
         slept.append(seconds)
 
     # not `asyncio.sleep` itself: tasks of other tests may still be ending in this process's loop
-    monkeypatch.setattr(peer_probe, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
+    names = {**vars(asyncio), "sleep": sleep}
+    monkeypatch.setattr(peer_probe, "asyncio", SimpleNamespace(**names))
     for near in (False, True):
         with pytest.raises(EdgeError, match="One answer"):
-            async with uniform_failure(
-                near, [ValueError, grpc.aio.AioRpcError], EdgeError("One answer.", "Ask again.")
-            ):
+            async with uniform_failure(near, EdgeError("One answer.", "Ask again.")):
                 raise ValueError("refused, or timed out, or no TLS")
     assert len(slept) == 1
     assert 0.0 < slept[0] <= peer_probe.FAILED_SECONDS

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+import grpc.aio
+
 from edgellm.errors import EdgeError, NotPaired, NotPermitted, VerifierUnreachable
 from edgellm.rpc.address import Address, is_ip
 from edgellm.rpc.channel import run_in_network_loop
@@ -162,15 +164,13 @@ def announced_addresses(peer: Peer, seconds: float) -> list[Address]:
 
 
 @asynccontextmanager
-async def uniform_failure(
-    local: bool, errors: Sequence[type[BaseException]], failure: EdgeError
-) -> AsyncIterator[None]:
-    """Raise `failure` in place of any of these `errors`, FAILED_SECONDS after the `with` began, so that neither the
+async def uniform_failure(local: bool, failure: EdgeError) -> AsyncIterator[None]:
+    """Raise `failure` in place of any error of a connection, FAILED_SECONDS after the `with` began, so that neither the
     message nor the time reveals the cause. `local` callers need not wait."""
     deadline = asyncio.get_running_loop().time() + FAILED_SECONDS
     try:
         yield
-    except tuple(errors):
+    except (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError):
         if not local:
             await asyncio.sleep(deadline - asyncio.get_running_loop().time())
         raise failure from None

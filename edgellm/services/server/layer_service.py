@@ -198,7 +198,7 @@ class LayerService(Service):
         failure = MeasureFailed(
             f"{peer.name} cannot be measured from here.", "Check that it is on, and that the two are still paired."
         )
-        async with uniform_failure(local, [EdgeError, TimeoutError, grpc.aio.AioRpcError], failure):
+        async with uniform_failure(local, failure):
             async with asyncio.timeout(FAILED_SECONDS):
                 channel = await _connect(self._trust, peer, request.address, local)
             async with channel:

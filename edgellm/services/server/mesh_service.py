@@ -31,7 +31,6 @@ from edgellm.storage.layer_pieces import LayerPiece
 CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
 MEET_SECONDS = 10.0  # the preceding stage's wait until the coordinator has prepared this one
 _INDIRECT = "The coordinator forwards micro-batches."
-_ERRORS = (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
 
 
 class StageEnded(EdgeError):
@@ -75,10 +74,8 @@ class StageForwarder:
         unreachable = StageEnded("The next stage cannot be reached.", _INDIRECT)
         with suppress(EdgeError):
             address = self._address()
-            async with (
-                uniform_failure(self._local or self._trust is None, _ERRORS, unreachable),
-                asyncio.timeout(CONNECT_SECONDS),
-            ):
+            hidden = uniform_failure(self._local or self._trust is None, unreachable)
+            async with hidden, asyncio.timeout(CONNECT_SECONDS):
                 device = DeviceID(self._prepare.next_device) if self._prepare.next_device else None
                 self._channel = await dial(address, self._trust, device)
                 call = self._channel.stream_stream(mesh_codec.CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to

@@ -22,7 +22,7 @@ from edgellm.mesh.messages import StageSpec
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import own_hosts
-from edgellm.rpc.layers import RateLimiter, UploadProgress, upload
+from edgellm.rpc.layers import RateLimiter, upload
 from edgellm.rpc.measuring import request_link_measurement
 from edgellm.rpc.protos import mesh_pb2
 from edgellm.rpc.trust.handshake import connect_authenticated
@@ -67,8 +67,8 @@ async def _bring(home: Home, events: list[float]) -> None:
     model = ModelFile.open(resolve(MODEL))
     manifest = await asyncio.to_thread(manifest_of, model)
 
-    def on_progress(carried: UploadProgress) -> None:
-        if carried.sent:
+    def on_progress(_arrived: int, sent: int) -> None:
+        if sent:
             events.append(time.monotonic())
 
     async with (await connect_authenticated(Address(home.host, home.port), home.attacker))[0] as channel:
