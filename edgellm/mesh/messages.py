@@ -6,6 +6,7 @@ from typing import TypeAlias
 from edgellm.engine import Floats, Ids
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageTimes
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import Verdict
 from edgellm.storage.layer_pieces import LayerPiece
@@ -71,28 +72,6 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceSpan:
-    """A stage's activity from `begin` to `end`, in seconds on its clock.
-
-    `kind` is `cut` (layers from a model's file), `load`, `compute`, or `got` (a micro-batch has arrived); `what` is the
-    first layer cut or loaded, or the number of the micro-batch.
-    """
-
-    kind: str
-    what: int
-    begin: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A stage has loaded `layers` of its layers, the last one at `at` seconds on its clock."""
-
-    layers: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class StageAnswer:
     """The verdict on the micro-batch with this number. `logits`, (len(draft) + 1, n_vocab), are there if they were
     requested."""
@@ -111,14 +90,6 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class StageTrace:
-    """The stage's spans since the last trace, adjacent ones merged; posted `at` seconds on its clock."""
-
-    spans: tuple[TraceSpan, ...]
-    at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class StageLost:
     """The stage has ended. `blamed`: its device is at fault; else it may be asked again."""
 
@@ -126,5 +97,5 @@ class StageLost:
     blamed: bool = True
 
 
-Event: TypeAlias = Loaded | MicroBatch | StageAnswer | Failed | StageTrace | StageLost
+Event: TypeAlias = StageLoaded | MicroBatch | StageAnswer | Failed | StageTimes | StageLost
 """A stage's output: a `MicroBatch` has the rows for the next stage."""

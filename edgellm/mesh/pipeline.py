@@ -12,20 +12,10 @@ import numpy as np
 
 from edgellm.engine import Ids
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
-from edgellm.mesh.messages import (
-    MAX_ROWS,
-    Event,
-    Failed,
-    Loaded,
-    MicroBatch,
-    StageAnswer,
-    StageLost,
-    StageSpec,
-    StageTrace,
-    TraceSpan,
-)
+from edgellm.mesh.messages import MAX_ROWS, Event, Failed, MicroBatch, StageAnswer, StageLost, StageSpec
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageSpan, StageTimes
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import NO_IDS
 
@@ -140,7 +130,7 @@ class StageRecord:
         """Begin: the stage is requested now."""
         self.host, self.work = host, work
         self.loaded = 0
-        self.spans: list[TraceSpan] = []
+        self.spans: list[StageSpan] = []
         self._requested = self._asked = perf_counter()
         self.began = self._requested
         self._traced = threading.Event()  # set unless a trace is waited for
@@ -158,7 +148,7 @@ class StageRecord:
         self._traced.wait(seconds)
         self._traced.set()
 
-    def keep_trace(self, trace: StageTrace) -> None:
+    def keep_trace(self, trace: StageTimes) -> None:
         """Keep a stage's spans, if they were asked for."""
         if not self._traced.is_set():
             self.observe(trace.at, self._asked)
@@ -268,11 +258,11 @@ class Pipeline:
             case Failed():
                 if (asked := self._settled(event.number)) is not None:
                     asked.answer.set_exception(event.error)
-            case Loaded():
+            case StageLoaded():
                 if record.has_loaded(event.layers):
                     record.observe(event.at)
                     self._deadline.restart()
-            case StageTrace():
+            case StageTimes():
                 record.keep_trace(event)
             case StageLost():
                 self._record_loss(record.host.name, event)

@@ -31,20 +31,9 @@ from edgellm.engine import Block, BlockRows, ContextSpec, Floats, Ids, Model
 from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ModelCorrupt, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import require
-from edgellm.mesh.messages import (
-    MAX_ROWS,
-    MAX_SPANS,
-    Event,
-    Failed,
-    Loaded,
-    MicroBatch,
-    StageAnswer,
-    StageLost,
-    StageSpec,
-    StageTrace,
-    TraceSpan,
-)
+from edgellm.mesh.messages import MAX_ROWS, MAX_SPANS, Event, Failed, MicroBatch, StageAnswer, StageLost, StageSpec
 from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageSpan, StageTimes
 from edgellm.spec.verification import Judgement
 
 _log = logging.getLogger(__name__)
@@ -58,7 +47,7 @@ class Trace:
 
     def __init__(self) -> None:
         self._began = perf_counter()
-        self._spans: list[TraceSpan] = []
+        self._spans: list[StageSpan] = []
 
     @property
     def clock(self) -> float:
@@ -69,13 +58,13 @@ class Trace:
         """Record a span; computing right after computing is one span."""
         before = self._spans[-1] if self._spans else None
         if kind == "compute" and before is not None and before.kind == kind and begin - before.end < _MERGED:
-            self._spans[-1] = replace(before, end=end)
+            before.MergeFrom(StageSpan(end=end))
         elif len(self._spans) < MAX_SPANS:
-            self._spans.append(TraceSpan(kind, what, begin, end))
+            self._spans.append(StageSpan(kind=kind, what=what, begin=begin, end=end))
 
-    def take(self) -> tuple[TraceSpan, ...]:
+    def take(self) -> list[StageSpan]:
         """Return the spans since the last call."""
-        spans, self._spans = tuple(self._spans), []
+        spans, self._spans = self._spans, []
         return spans
 
 
@@ -237,7 +226,7 @@ class Stage:
         """Post the spans since the last call."""
         with self._changed:
             spans = self._trace.take()
-        self._post(StageTrace(spans, self._trace.clock))
+        self._post(StageTimes(spans=spans, at=self._trace.clock))
 
     def put(self, batch: MicroBatch) -> None:
         """Queue a micro-batch. Raises ProtocolError: the micro-batch does not fit this stage, or too many rows wait
@@ -305,7 +294,7 @@ class Stage:
                 self._trace.record("load", file.layers.start, begins[-1], self._trace.clock)
                 self._used = perf_counter()
                 self._changed.notify_all()
-            self._post(Loaded(self._loaded, self._trace.clock))
+            self._post(StageLoaded(layers=self._loaded, at=self._trace.clock))
 
     def _block(self, model: Model, layers: LayerRange) -> Block:
         """Return a block that computes these layers, which `model` holds. Raise ModelCorrupt where it does not."""

@@ -22,7 +22,6 @@ from edgellm.spec.protocols import VerifyRequest
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Mesh"]
 HOLDS, WORK, CARRY = (f"/{CONTRACT.full_name}/{name}" for name in ("Holds", "Work", "Carry"))
-_KINDS = ("compute", "load", "got", "cut")
 _F16_MOST = 65_504.0
 _MAX_POSITIONS = 2**20  # positions of all sessions of a stage
 _MAX_TEXT = 500
@@ -111,8 +110,8 @@ def read_micro_batch(message: pb.MeshParcel, work: messages.StageSpec) -> messag
 def write_event(event: messages.Event, half: bool) -> pb.Report | None:
     """Return a stage's report of an event; None for a loss, which the end of the stream conveys."""
     match event:
-        case messages.Loaded():
-            return pb.Report(loaded=pb.StageLoaded(layers=event.layers, at=event.at))
+        case pb.StageLoaded():
+            return pb.Report(loaded=event)
         case messages.MicroBatch():
             return pb.Report(onward=write_micro_batch(event, half))
         case messages.StageAnswer():
@@ -123,12 +122,8 @@ def write_event(event: messages.Event, half: bool) -> pb.Report | None:
         case messages.Failed():
             error = event.error
             return pb.Report(failed=pb.StageFailed(number=event.number, what=error.what, next_step=error.next_step))
-        case messages.StageTrace():
-            spans = [
-                pb.StageSpan(kind=_KINDS.index(one.kind), what=one.what, begin=one.begin, end=one.end)
-                for one in event.spans
-            ]
-            return pb.Report(times=pb.StageTimes(spans=spans, at=event.at))
+        case pb.StageTimes():
+            return pb.Report(times=event)
         case _:
             return None
 
@@ -143,7 +138,7 @@ def read_event(
         case "loaded":
             if message.loaded.layers > len(work.layers):
                 codec.refuse(f"A stage of {len(work.layers)} layers reports that {message.loaded.layers} are loaded.")
-            return messages.Loaded(message.loaded.layers, _seconds(message.loaded.at))
+            return pb.StageLoaded(layers=message.loaded.layers, at=_seconds(message.loaded.at))
         case "onward":
             return read_micro_batch(message.onward, work)
         case "answer":
@@ -152,12 +147,12 @@ def read_event(
             what, next_step = message.failed.what[:_MAX_TEXT], message.failed.next_step[:_MAX_TEXT]
             return messages.Failed(message.failed.number, InvalidOption(what, next_step))
         case "times":
-            spans = tuple(
-                messages.TraceSpan(_KINDS[one.kind], one.what, one.begin, one.end)
+            spans = [
+                one
                 for one in message.times.spans[: messages.MAX_SPANS]
-                if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
-            )
-            return messages.StageTrace(spans, _seconds(message.times.at))
+                if math.isfinite(one.begin) and math.isfinite(one.end)
+            ]
+            return pb.StageTimes(spans=spans, at=_seconds(message.times.at))
         case None:
             codec.refuse("A report is empty.")
     return None

@@ -13,10 +13,11 @@ from edgellm.engine import Block, cut
 from edgellm.errors import DeviceLost, InvalidOption, LayersMissing, ProtocolError
 from edgellm.layer_range import LayerRange, ranges
 from edgellm.mesh import pipeline
-from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageAnswer, StageLost, StageSpec, StageTrace
+from edgellm.mesh.messages import Event, MicroBatch, StageAnswer, StageLost, StageSpec
 from edgellm.mesh.pipeline import Deadline, LocalStageHost, Pipeline, Post, StageHost, StageRecord
 from edgellm.mesh.stage import Stage, Trace, check
 from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageTimes
 from edgellm.spec.types import GREEDY, Chunk, Verdict
 from tests.engine.logits import some_ids
 from tests.mesh.folder import FolderLayers, warm
@@ -123,10 +124,10 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
     loaded, steps, waiting = stage.progress
     assert (int(loaded), steps, waiting) == (8, 32, 4)
     slow.go.set()
-    posted.wait(lambda event: not isinstance(event, Loaded))
+    posted.wait(lambda event: not isinstance(event, StageLoaded))
     stage.trace()
-    times = posted.wait(lambda event: isinstance(event, StageTrace))
-    assert isinstance(times, StageTrace)
+    times = posted.wait(lambda event: isinstance(event, StageTimes))
+    assert isinstance(times, StageTimes)
     loads = [span for span in times.spans if span.kind == "load"]
     first = next(span for span in times.spans if span.kind == "compute")
     assert [span.what for span in loads] == list(range(12))

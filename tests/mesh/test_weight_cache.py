@@ -15,9 +15,9 @@ from edgellm.errors import InvalidOption, LayersMissing, MemoryShort
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import weight_cache
 from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, StoredLayers, WholeModel, require
-from edgellm.mesh.messages import Loaded, StageTrace
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache, overhead
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageTimes
 from edgellm.storage.layer_pieces import forget_hashes, pieces_of
 from edgellm.storage.layer_store import LayerStore
 from tests.mesh.folder import FolderLayers, needed, reserve, take, warm
@@ -121,10 +121,10 @@ def test_cutting_is_no_loading(verifier_cut: Cut, tmp_path: Path) -> None:
         posted = Posted()
         stage = Stage(replace(verifier_cut.work, layers=LayerRange(0, 6)), cache, posted)
         stage.start()
-        posted.wait(lambda event: isinstance(event, Loaded))
+        posted.wait(lambda event: isinstance(event, StageLoaded))
         stage.trace()
-        trace = posted.wait(lambda event: isinstance(event, StageTrace))
-        assert isinstance(trace, StageTrace)
+        trace = posted.wait(lambda event: isinstance(event, StageTimes))
+        assert isinstance(trace, StageTimes)
         assert [span.kind for span in trace.spans] == expected
         stage.close()
         cache.evict_unused()

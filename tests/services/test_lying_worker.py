@@ -12,11 +12,12 @@ from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh import pipeline
 from edgellm.mesh.coordinator import Mesh, MeshDevice
-from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageTrace, TraceSpan
+from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer
 from edgellm.mesh.stage import InFlight, Stage
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.link import Endpoint
+from edgellm.rpc.protos.mesh_pb2 import StageSpan, StageTimes
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
@@ -51,7 +52,7 @@ MIDDLE: dict[str, Lie] = {
     ],
     "nothing": lambda _event: [],
     "failures": lambda event: [Failed(_number(event), InvalidOption("It is broken.", "Mend it."))],
-    "endless figures": lambda event: [StageTrace((TraceSpan("got", 1, 0.0, 0.0),) * FLOOD)] * 20 + [event],
+    "endless figures": lambda event: [StageTimes(spans=[StageSpan(kind="got", what=1)] * FLOOD)] * 20 + [event],
 }
 LAST: dict[str, Lie] = {"a token out of range": _tokens(10**6), "answers twice": lambda event: [event, event]}
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from edgellm.engine import Ids
 from edgellm.errors import EngineFailed, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import Failed, Loaded, MicroBatch, StageAnswer, StageLost, StageSpec, StageTrace, TraceSpan
+from edgellm.mesh.messages import Failed, MicroBatch, StageAnswer, StageLost, StageSpec
 from edgellm.rpc.protos import mesh_pb2 as pb
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageSpan, StageTimes
 from edgellm.services import mesh_codec
 from edgellm.services.mesh_codec import read_event, read_micro_batch, read_work, write_event, write_micro_batch
 from edgellm.spec.protocols import VerifyRequest
@@ -56,8 +57,8 @@ def test_events_arrive() -> None:
     logits = np.arange(1500, dtype=np.float32).reshape(3, 500)
     verdict = Verdict(1, np.array([7], np.int32), 0.5)
     rows = MicroBatch(1, 4, 3, np.ones((2, 6), np.float32))
-    spans = (TraceSpan("load", 3, 0.0, 1.0), TraceSpan("got", 9, 1.5, 1.5), TraceSpan("compute", 9, 1.5, 2.0))
-    for event in (Loaded(3, 1.5), StageTrace(spans, 2.5), rows, StageAnswer(8, verdict, logits)):
+    times = StageTimes(spans=[StageSpan(kind=kind, what=9, begin=1.5, end=2.0) for kind in ("load", "got")], at=2.5)
+    for event in (StageLoaded(layers=3, at=1.5), times, rows, StageAnswer(8, verdict, logits)):
         written = write_event(event, True)
         assert written is not None
         got = read_event(written, WORK, {8: ask}.get)
@@ -103,7 +104,7 @@ def test_parcels_that_cannot_be_meant(message: pb.MeshParcel, says: str) -> None
 
 
 def test_a_clock_stands_at_a_number() -> None:
-    for event in (StageTrace((), float("nan")), Loaded(1, float("inf"))):
+    for event in (StageTimes(at=float("nan")), StageLoaded(layers=1, at=float("inf"))):
         report = write_event(event, True)
         assert report is not None
         with pytest.raises(ProtocolError, match="clock shows"):

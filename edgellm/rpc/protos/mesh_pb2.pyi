@@ -188,11 +188,11 @@ class StageSpan(_message.Message):
     WHAT_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
-    kind: int
+    kind: str
     what: int
     begin: float
     end: float
-    def __init__(self, kind: _Optional[int] = ..., what: _Optional[int] = ..., begin: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...
+    def __init__(self, kind: _Optional[str] = ..., what: _Optional[int] = ..., begin: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...
 
 class Carried(_message.Message):
     __slots__ = ("meeting", "parcel")
