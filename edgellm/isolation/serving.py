@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import IO, Any
+from typing import Any
 
 from edgellm.errors import EdgeError
 
@@ -53,8 +53,13 @@ def serve(prepare: Callable[[Report], Functions], idle: float = 0.0) -> None:
     """
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library's output is no answer
+
+    def report(share: float) -> None:
+        answers.write(pack({"progress": share}))
+        answers.flush()
+
     try:
-        report, known, failure = _Reporter(answers), dict[str, Callable[..., object]](), None
+        known, failure = dict[str, Callable[..., object]](), None
         try:
             known = {READY: lambda _data: None, **prepare(report)}
         except EdgeError as error:
@@ -76,17 +81,6 @@ def serve(prepare: Callable[[Report], Functions], idle: float = 0.0) -> None:
         with suppress(BaseException):
             traceback.print_exc()
         os._exit(1)
-
-
-class _Reporter:
-    """Reports to the parent of a call's progress."""
-
-    def __init__(self, answers: IO[bytes]) -> None:
-        self._answers = answers
-
-    def __call__(self, share: float) -> None:
-        self._answers.write(pack({"progress": share}))
-        self._answers.flush()
 
 
 def _answer(known: Functions, failure: EdgeError | None, message: bytes) -> bytes:

@@ -16,10 +16,11 @@ from typing import TypeVar
 
 from edgellm import errors
 from edgellm.engine import ContextSpec, Floats, Ids, ModelFile, SeqRows
-from edgellm.engine.hardware import N_BATCH, Hardware
+from edgellm.engine.hardware import N_BATCH
 from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
+from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc_engine.plan import MARGIN, rpc_costs
 from edgellm.rpc_engine.process import ModelProcess, ProcessSilent
@@ -48,14 +49,11 @@ Planner = Callable[[Collection[str]], Sequence[StageShare]]
 
 @dataclass(frozen=True, slots=True)
 class RpcWork:
-    """A model and its context. This device computes its own share as `hardware` says, on its `cards` or the
-    processor."""
+    """A model and its context, and the `unit` that computes this device's own share."""
 
     file: ModelFile
-    n_vocab: int
     context: ContextSpec
-    hardware: Hardware
-    cards: tuple[str, ...] = ()
+    unit: ComputeUnit
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +97,7 @@ class RpcModel:
         self.work = work
         self._devices = {device.name: device for device in devices}
         self._plan, self._notify = plan, notify or (lambda _text: None)
-        self._probe = Probe(work.file.paths, work.file.parts, work.hardware, over_rpc=True)
+        self._probe = Probe(work.file.paths, work.file.parts, work.unit.hardware, over_rpc=True)
         self._costs = rpc_costs(work.file)
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
@@ -279,7 +277,8 @@ class RpcModel:
         """Load the model over some devices and this one. If one of them cannot be used, raise why; it is then lost."""
         began = time.monotonic()
         work, faults = self.work, known_faults(self._probe)
-        process = self._loading = ModelProcess(work.file.path, work.n_vocab, work.context, work.hardware)
+        vocabulary, cards = self._costs.vocabulary, work.unit.devices if work.unit.name else ()
+        process = self._loading = ModelProcess(work.file.path, vocabulary, work.context, work.unit.hardware)
         hosts: list[RpcPort] = []
         try:
             shares = self._checked(self._plan(names))
@@ -289,7 +288,7 @@ class RpcModel:
             served = [(port, len(share.layers)) for port, share in zip(ports, remote, strict=True)]
             own = sum(len(share.layers) for share in shares if share.name == HERE)
             process.expect(LOAD_SILENCE, lambda: [host.traffic.moved for host in hosts])
-            found = process.load(served, work.cards, own if work.cards else 0, faults, progress)
+            found = process.load(served, cards, own if cards else 0, faults, progress)
         except BaseException as error:
             opened = _Opened((), process, tuple(hosts))
             if isinstance(error, ProcessSilent):
@@ -310,10 +309,10 @@ class RpcModel:
         """Return the shares if llama.cpp can lay the layers out like that."""
         check_shares(shares, self._costs.layers, (HERE, *self._devices))
         names = [share.name for share in shares]
-        if HERE in names and names.index(HERE) != (len(names) - 1 if self.work.cards else 0):
+        if HERE in names and names.index(HERE) != (len(names) - 1 if self.work.unit.name else 0):
             raise errors.InvalidOption(
                 f"This device has layers {shares[names.index(HERE)].layers} of {self._costs.name}.",
-                f"Over RPC it can only have the {'last' if self.work.cards else 'first'} ones.",
+                f"Over RPC it can only have the {'last' if self.work.unit.name else 'first'} ones.",
             )
         return tuple(shares)
 

@@ -54,8 +54,7 @@ def open_over_rpc(
     config = config or EngineConfig(draft=None)
     hardware = config.hardware
     unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
-    context = _context(file, options.context, options.sessions, hardware)
-    work = RpcWork(file, costs.vocabulary, context, unit.hardware, unit.devices if unit.name else ())
+    work = RpcWork(file, _context(file, options.context, options.sessions, hardware), unit)
     workers = () if placed is None else tuple(placed.workers.values())
     found = remote_devices([share.name for share in shares], options.peers, workers, {}, lambda _wanted: ())
     devices = [device.endpoint for device in found.values()]

@@ -99,8 +99,8 @@ def read_micro_batch(message: pb.MeshParcel, work: messages.StageSpec) -> messag
         data = codec.read_ids(message.ids, work.n_vocab)
     request = None
     if message.HasField("ask"):
-        bounds, sampling = codec.RequestLimits(work.n_vocab, work.context), codec.read_sampling(message.sampling)
-        request = codec.read_verify(message.ask, bounds, message.session, sampling)
+        sampling = codec.read_sampling(message.sampling)
+        request = codec.read_verify(message.ask, work.n_vocab, work.context, message.session, sampling)
         if len(request.prefix) or request.extra or request.position + len(request.draft) != message.start + len(data):
             codec.refuse("The requested outputs do not match the micro-batch.")
         request.logits = message.logits

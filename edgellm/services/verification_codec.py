@@ -34,14 +34,6 @@ _MAX_AFTER = 64  # tokens that end a thought
 _ROUNDED = 1e-4  # rounding by which a log-probability may exceed 0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """The limits of a session's requests: ids below `vocabulary`, and no more than `context` tokens."""
-
-    vocabulary: int
-    context: int
-
-
 def write_open(sampling: Sampling, fingerprint: str, model: str = "") -> pb.DeviceFrame:
     """Return the first frame of a session with the verifier's `model`, "" being its only one; `fingerprint` is the
     vocabulary's, in hex."""
@@ -127,10 +119,11 @@ def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
 
 
 def read_verify(
-    message: pb.Verify, bounds: RequestLimits, session: int, sampling: Sampling, tenant: Tenant = HERE
+    message: pb.Verify, vocabulary: int, context: int, session: int, sampling: Sampling, tenant: Tenant = HERE
 ) -> VerifyRequest:
-    """Return a request of a session, checked as far as possible without the session's tokens. Raises ProtocolError: it
-    violates the protocol; ContextFull: it asks for more tokens than a session holds."""
+    """Return a request of a session, which holds `context` tokens below `vocabulary`, checked as far as possible without
+    the session's tokens. Raises ProtocolError: it violates the protocol; ContextFull: it asks for more tokens than a
+    session holds."""
     if len(message.chunk) > MAX_CHUNK or message.extra > MAX_EXTRA:
         refuse(f"A round has {len(message.chunk)} drafted and {message.extra} extra tokens.")
     if message.logprobs > MAX_LOGPROBS:
@@ -139,14 +132,14 @@ def read_verify(
     if before == 0:
         refuse("A round has no token before the chunk.")
     # the verifier's last token is never decoded, so it needs no room
-    if before + max(len(message.chunk), message.extra) > bounds.context:
+    if before + max(len(message.chunk), message.extra) > context:
         raise ContextFull(
             f"{before} tokens, {len(message.chunk)} drafted and {message.extra} extra ones do not fit the verifier's"
-            f" context of {bounds.context}.",
+            f" context of {context}.",
             "Shorten the prompt, or serve the verifier with a longer context.",
         )
-    prefix = read_ids(message.prefix, bounds.vocabulary)
-    chunk_ids = read_ids(message.chunk, bounds.vocabulary)
+    prefix = read_ids(message.prefix, vocabulary)
+    chunk_ids = read_ids(message.chunk, vocabulary)
     chunk = Chunk(ids=chunk_ids, retrieved=message.copied)
     logprobs = message.logprobs if message.HasField("logprobs") else None
     return VerifyRequest(

@@ -47,7 +47,7 @@ def _session(data: bytes) -> None:
     if kind == "open":
         verification_codec.read_sampling(frame.open.sampling)
     elif kind == "verify":
-        read_verify(frame.verify, verification_codec.RequestLimits(WORDS, CONTEXT), 1, GREEDY)
+        read_verify(frame.verify, WORDS, CONTEXT, 1, GREEDY)
     else:
         raise ProtocolError("A frame is empty.", "Send another.")
 

@@ -11,7 +11,6 @@ import pytest
 
 from edgellm.engine import Context, ContextSpec, Ids, Model, ModelFile
 from edgellm.engine.hardware import Hardware
-from edgellm.engine.model import TEXT_ONLY
 from edgellm.engine.trial.probe import Probe, known_faults
 from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
@@ -92,12 +91,8 @@ class Opened:
     def __init__(self, file: ModelFile, workers: Sequence[Endpoint], plan: Planner, sessions: int = 1) -> None:
         self.told: list[str] = []
         self.loaded: list[float] = []
-        with Model.load(file, TEXT_ONLY) as text:
-            vocabulary = text.n_vocab
-        work = RpcWork(
-            file, vocabulary, ContextSpec(256, sessions, unified=sessions == 1, rolls_back=True), Hardware(threads=1)
-        )
-        self.model = RpcModel(work, workers, plan, self.told.append)
+        context = ContextSpec(256, sessions, unified=sessions == 1, rolls_back=True)
+        self.model = RpcModel(RpcWork(file, context, ComputeUnit(Hardware(threads=1))), workers, plan, self.told.append)
         self.model.open(self.loaded.append)
         self.verifier = RpcVerifier(self.model, lambda _token: False, None)
 

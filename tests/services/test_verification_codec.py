@@ -19,7 +19,7 @@ from edgellm.spec.types import GREEDY, Chunk, Constraint, Logprobs, Penalties, S
 from tests.verifier.asking import request
 
 VOCABULARY = 300
-BOUNDS = verification_codec.RequestLimits(VOCABULARY, 512)
+BOUNDS = (VOCABULARY, 512)
 
 tokens = st.integers(0, VOCABULARY - 1)
 ids = st.lists(tokens, max_size=20)
@@ -32,7 +32,7 @@ def array(values: list[int]) -> np.ndarray:
 
 def sent(ask: VerifyRequest) -> VerifyRequest:
     """A request as it arrives."""
-    return read_verify(pb.DeviceFrame.FromString(write_verify(ask).SerializeToString()).verify, BOUNDS, 0, GREEDY)
+    return read_verify(pb.DeviceFrame.FromString(write_verify(ask).SerializeToString()).verify, *BOUNDS, 0, GREEDY)
 
 
 @given(st.integers(1, 2**64 - 1), st.integers(1, 100), ids, ids, st.integers(0, 20))
@@ -92,16 +92,16 @@ def changed(**fields: object) -> pb.Verify:
 )
 def test_a_request_that_breaks_the_contract_is_refused(message: pb.Verify) -> None:
     with pytest.raises(ProtocolError):
-        read_verify(message, BOUNDS, 0, GREEDY)
+        read_verify(message, *BOUNDS, 0, GREEDY)
 
 
 def test_more_than_the_context_holds_is_said_with_the_numbers() -> None:
     with pytest.raises(ContextFull, match="context of 512"):
-        read_verify(changed(position=510), BOUNDS, 0, GREEDY)
+        read_verify(changed(position=510), *BOUNDS, 0, GREEDY)
     with pytest.raises(ContextFull):
-        read_verify(changed(extra=511), BOUNDS, 0, GREEDY)
-    assert read_verify(changed(extra=510), BOUNDS, 0, GREEDY).extra == 510
-    assert read_verify(changed(position=509), BOUNDS, 0, GREEDY).draft.ids.tolist() == [5]
+        read_verify(changed(extra=511), *BOUNDS, 0, GREEDY)
+    assert read_verify(changed(extra=510), *BOUNDS, 0, GREEDY).extra == 510
+    assert read_verify(changed(position=509), *BOUNDS, 0, GREEDY).draft.ids.tolist() == [5]
 
 
 def probable(own: list[float], ids: list[int], likeliest: list[float]) -> pb.Verdict:

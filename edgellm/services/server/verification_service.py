@@ -97,12 +97,10 @@ class VerifyingModel:
     tokenizer: bytes = b""
     queue: Queue = field(init=False)
     fingerprint: bytes = field(init=False)
-    bounds: codec.RequestLimits = field(init=False)
 
     def __post_init__(self) -> None:
         self.queue = Queue(self.max_waiting)
         self.fingerprint = bytes.fromhex(self.vocabulary.fingerprint)
-        self.bounds = codec.RequestLimits(self.vocabulary.size, self.info.capabilities.context_length)
 
     @property
     def name(self) -> str:
@@ -241,7 +239,8 @@ class VerificationService(Service):
                 continue
             if frame.WhichOneof("frame") != "verify":
                 raise errors.ProtocolError("The session was opened twice, or a frame is empty.", errors.SAME_VERSION)
-            request = codec.read_verify(frame.verify, model.bounds, number, sampling, tenant)
+            context = model.info.capabilities.context_length
+            request = codec.read_verify(frame.verify, model.vocabulary.size, context, number, sampling, tenant)
             if request.round < last or (request.round == last and not again):
                 raise errors.ProtocolError(f"Round {request.round} was sent after round {last}.", errors.SAME_VERSION)
             last, again = request.round, False
