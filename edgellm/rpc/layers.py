@@ -320,7 +320,7 @@ async def local_worker(address: Address, name: str = "") -> Worker:
     """Return the worker at an address of this machine, by default of the address's name."""
     where = Endpoint(name or str(address), address)
     async with await where.connect() as channel:
-        return Worker(where.name, None, where, await list_layers(channel, where.name), frozenset(Right))
+        return Worker(where.name, None, where, await list_layers(channel, str(address)), frozenset(Right))
 
 
 def worker_at_address(trust: Trust, name: str, address: Address) -> Worker:

@@ -111,10 +111,8 @@ class RpcServer(Child):
         """Wait for the child itself to listen at its port: another program may have taken it meanwhile."""
         deadline = time.monotonic() + STARTING_SECONDS
         while self.alive and time.monotonic() < deadline:
-            with suppress(psutil.Error):
-                connections = psutil.Process(self.pid).net_connections(kind="tcp")
-                if any(at.laddr.port == self.port and at.status == psutil.CONN_LISTEN for at in connections):
-                    return
+            if is_at(self.pid, self.port, listens=True):
+                return
             time.sleep(POLL_SECONDS)
         raise self._not_started("it does not listen")
 
@@ -122,6 +120,14 @@ class RpcServer(Child):
         return EngineFailed(
             f"The RPC server did not start: {self.last_words() or why}.", "Try again; edgellm doctor says what serves."
         )
+
+
+def is_at(process: int, port: int, *, listens: bool) -> bool:
+    """Return whether a process has a connection from a port of this machine, or listens there."""
+    with suppress(psutil.Error):
+        found = psutil.Process(process).net_connections(kind="tcp")
+        return any(at.laddr.port == port and (at.status == psutil.CONN_LISTEN) is listens for at in found)
+    return False
 
 
 def functions(_report: Report) -> Functions:

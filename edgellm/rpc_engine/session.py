@@ -8,20 +8,20 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
 
 import grpc
 import grpc.aio
-import psutil
 
 from edgellm.errors import SAME_VERSION, EdgeError, ProtocolError
 from edgellm.rpc.channel import first_of, run_in_network_loop
 from edgellm.rpc.link import WORKER_TIMING, Endpoint, ServiceLink, lost
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
-from edgellm.rpc_engine.backend import HOST, STARTING_SECONDS
+from edgellm.rpc_engine.backend import HOST, STARTING_SECONDS, is_at
 from edgellm.services.mesh_codec import check_engine
 
 RPC_CONTRACT = pb.DESCRIPTOR.services_by_name["RpcEngine"]
@@ -191,7 +191,7 @@ class RpcPort:
     async def _tunnel(self, channel: grpc.aio.Channel, socket: Socket) -> None:
         try:
             port = socket[1].get_extra_info("peername")[1]
-            if not await asyncio.to_thread(_is_of, self._client, port):
+            if self._client is None or not await asyncio.to_thread(partial(is_at, self._client, port, listens=False)):
                 _log.warning("refused a connection to %s from another process", self.name)
                 return
             call = channel.stream_stream(TUNNEL, bytes, bytes)()  # type: ignore[call-arg]  # written to
@@ -203,13 +203,3 @@ class RpcPort:
             _log.debug("a connection to %s has ended", self.name)
         finally:
             socket[1].transport.abort()
-
-
-def _is_of(process: int | None, port: int) -> bool:
-    """Return whether a connection from a port of this machine is of that process."""
-    if process is None:
-        return False
-    try:
-        return any(at.laddr.port == port for at in psutil.Process(process).net_connections(kind="tcp"))
-    except psutil.Error:
-        return False

@@ -121,9 +121,9 @@ def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
 def read_verify(
     message: pb.Verify, vocabulary: int, context: int, session: int, sampling: Sampling, tenant: Tenant = HERE
 ) -> VerifyRequest:
-    """Return a request of a session, which holds `context` tokens below `vocabulary`, checked as far as possible without
-    the session's tokens. Raises ProtocolError: it violates the protocol; ContextFull: it asks for more tokens than a
-    session holds."""
+    """Return a request of a session, which holds `context` tokens below `vocabulary`, checked as far as is possible
+    without the session's tokens. Raises ProtocolError: it violates the protocol; ContextFull: it asks for more tokens
+    than a session holds."""
     if len(message.chunk) > MAX_CHUNK or message.extra > MAX_EXTRA:
         refuse(f"A round has {len(message.chunk)} drafted and {message.extra} extra tokens.")
     if message.logprobs > MAX_LOGPROBS:

@@ -104,7 +104,7 @@ def _info(model: ServerPool) -> VerifierInfo:
 
 def serve_gateway(
     addresses: Sequence[str],
-    tokenizers: Path | Sequence[Path],
+    tokenizers: Sequence[Path],
     where: Listening = Listening(),
     options: UpstreamOptions | None = None,
 ) -> GatewayServer:
@@ -114,11 +114,10 @@ def serve_gateway(
     PortTaken, InvalidOption: it is impossible to listen there; raised before any server is asked; ModelNotFound,
     ModelCorrupt, ModelUnsupported: a file has no tokenizer; VocabularyMismatch, InvalidOption: a server cannot be used;
     see `PoolOpening.open`."""
-    files = [tokenizers] if isinstance(tokenizers, Path) else list(tokenizers)
-    if not files:
+    if not tokenizers:
         raise InvalidOption("A gateway needs a model with the server's tokenizer.", "Give at least one.")
     address, trust = where.checked()
-    opening = PoolOpening(files, options or UpstreamOptions(timing=TIMING), where.on_event)
+    opening = PoolOpening(tokenizers, options or UpstreamOptions(timing=TIMING), where.on_event)
     models = opening.open(addresses)
     try:
         server = GatewayServer(models, address, on_event=where.on_event, trust=trust, opening=opening)
