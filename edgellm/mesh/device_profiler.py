@@ -64,8 +64,6 @@ def measure_device(
             raise MeasureFailed(
                 f"Nothing can be measured in {root}: {error.strerror or error}.", "Make room, or check permissions."
             ) from None
-        except MeasureFailed:
-            raise
         except EdgeError as error:
             raise MeasureFailed(
                 f"Layers of this model cannot be measured here: {error.what}", error.next_step

@@ -30,7 +30,6 @@ from edgellm.sleeping import AWAKE
 from edgellm.state import keep_recent, private_folder, read_cached, write_cached
 
 MAX_SESSIONS = 4  # a process each
-_THIS_MACHINE = "own"
 _WHOLE = "whole.json"  # names and sizes of files that are whole
 
 
@@ -59,7 +58,7 @@ class _Served:
 class RpcEngineService(listener.Service):
     """The calls of `rpc_engine.proto`."""
 
-    contract, right, over = RPC_CONTRACT, Right.COMPUTE, "An RPC session has ended"
+    contract, right, here, over = RPC_CONTRACT, Right.COMPUTE, "own", "An RPC session has ended"
 
     def __init__(self, cache: WeightCache, notify: listener.Notify, guard: AuthInterceptor | None) -> None:
         """Serve where the `cache` has its layers computed, from its memory. With a `guard`, answer only paired devices
@@ -69,9 +68,6 @@ class RpcEngineService(listener.Service):
         self._tensors = TensorCache()
         self._sessions: dict[bytes, _Served] = {}
         self._starting = 0
-
-    def owner(self, stream: listener.Stream) -> str:
-        return super().owner(stream) or _THIS_MACHINE
 
     async def offer(self, data: bytes, context: listener.Stream) -> pb.OfferReply:
         """Reply with this device's offer."""

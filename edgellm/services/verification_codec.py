@@ -7,11 +7,10 @@ alone (`client/verifier_selection.py`).
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc.aio
 import numpy as np
@@ -27,7 +26,7 @@ from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MIN_REPEAT, 
 from edgellm.spec.protocols import HERE, Capabilities, Tenant, VerifyRequest
 from edgellm.spec.sampling import Choice, ModelSampling
 from edgellm.spec.types import NO_IDS, Chunk, Constraint, Ids, Logprobs, Penalties, Sampling, Verdict
-from edgellm.state import from_json, read_cached, write_cached
+from edgellm.state import read_cached, write_cached
 from edgellm.system import cache_dir
 
 _MAX_AFTER = 64  # tokens that end a thought
@@ -234,7 +233,7 @@ class VerifierInfo:
     """A verifier's description: its `capabilities`, the sampling that its model wants, and the SHA-256 of the model's
     file in hex, empty if unknown. `vocabulary` is the fingerprint of its vocabulary in hex. `chat_template` is its
     model's, empty if it is not told. `behind` says in a few words what verifies in its place, and how; empty: it
-    verifies itself. `greeting` are the bytes of its HelloReply."""
+    verifies itself. `greeting` is what says so, where another device has said it."""
 
     capabilities: Capabilities
     vocabulary: str
@@ -242,7 +241,7 @@ class VerifierInfo:
     model_hash: str = ""
     chat_template: str = ""
     behind: str = ""
-    greeting: bytes = b""
+    greeting: pb.HelloReply | None = None
 
     @property
     def model(self) -> str:
@@ -289,30 +288,30 @@ def described(reply: pb.HelloReply, ours: Vocabulary, where: str) -> VerifierInf
     )  # fmt: skip
     return VerifierInfo(
         capabilities, reply.vocabulary.hex(), read_wanted(reply.sampling, "the verifier's device"),
-        reply.model_hash.hex(), reply.chat_template, reply.behind[:_NAME], reply.SerializeToString(),
+        reply.model_hash.hex(), reply.chat_template, reply.behind[:_NAME], reply,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class KeptGreeting:
-    """The last greeting of a device's verifier, in hex, for when the device sleeps; `asked` is the model that was asked
-    for."""
+    """The last greeting of a device's verifier, for when the device sleeps; `asked` is the model that was asked for."""
 
     asked: str
-    greeting: str
+    reply: pb.HelloReply
 
     @classmethod
     def of(cls, device: DeviceID) -> "KeptGreeting | None":
         """Return the kept greeting of a device's verifier, if any."""
-        return read_cached(_kept(device), partial(from_json, cls))
 
-    @property
-    def reply(self) -> pb.HelloReply:
-        return pb.HelloReply.FromString(bytes.fromhex(self.greeting))
+        def read(found: Any) -> KeptGreeting:
+            data = bytes.fromhex(found["greeting"])
+            return cls(str(found["asked"]), parse_message(pb.HelloReply, data, MAX_GREETING))
+
+        return read_cached(_kept(device), read)
 
     def keep(self, device: DeviceID) -> None:
         if KeptGreeting.of(device) != self:
-            write_cached(_kept(device), asdict(self))
+            write_cached(_kept(device), {"asked": self.asked, "greeting": self.reply.SerializeToString().hex()})
 
 
 def _kept(device: DeviceID) -> Path:

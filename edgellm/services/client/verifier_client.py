@@ -144,9 +144,8 @@ class RemoteVerifier(Verifier):
         except BaseException:
             await channel.close(None)
             raise
-        if self._device is not None:
-            kept = codec.KeptGreeting(self.model, info.greeting.hex())
-            await asyncio.to_thread(kept.keep, self._device)
+        if self._device is not None and info.greeting is not None:
+            await asyncio.to_thread(codec.KeptGreeting(self.model, info.greeting).keep, self._device)
         self.channel, self._woken = channel, False
         _log.info("connected to the verifier at %s: %s", self._address, info.model)
         self.loop_task(self._watch(channel))

@@ -52,7 +52,7 @@ class LayerService(Service):
     """The calls about layers, for devices with the right to files, and measurements, for those with the right to
     compute. Disk access is in threads; one measurement of the device at a time."""
 
-    contract, working = CONTRACT, True
+    contract, working, here = CONTRACT, True, OWN
     over = "An upload or a measurement has ended"
 
     def __init__(
@@ -68,9 +68,6 @@ class LayerService(Service):
 
     def right_for(self, call: Method) -> Right:
         return Right.COMPUTE if call in (self.measure, self.flow, self.line) else Right.FILES
-
-    def owner(self, stream: Stream) -> str:
-        return super().owner(stream) or OWN
 
     async def held(self, data: bytes, stream: Stream) -> pb.HeldReply:
         check_version(parse_message(pb.HeldRequest, data).protocol, "the other device")
@@ -156,11 +153,8 @@ class LayerService(Service):
         async def beat() -> None:
             await stream.write(pb.MeasureReply(doing=progress[-1]).SerializeToString())
 
-        try:
-            async with self._measuring:
-                figures = await in_thread(lambda: measurer(blocks, request.oldest, progress.append), beat)
-        except EdgeError as error:
-            raise MeasureFailed(error.what, error.next_step) from None
+        async with self._measuring:
+            figures = await in_thread(lambda: measurer(blocks, request.oldest, progress.append), beat)
         await stream.write(pb.MeasureReply(figures=write_figures(figures)).SerializeToString())
 
     async def flow(self, _frames: Any, stream: Stream) -> None:

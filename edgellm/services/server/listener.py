@@ -172,6 +172,8 @@ class Service:
     right: ClassVar[Right]
     working: ClassVar[bool] = False
     """True where a stream is work from its beginning to its end, for which this machine is kept awake."""
+    here: ClassVar[str] = ""
+    """The owner of what callers on this machine have."""
     over: ClassVar[str] = ""
     """The report that an error has ended a stream, such as "A stage has ended"; without it there is none."""
 
@@ -192,8 +194,8 @@ class Service:
         return self.right
 
     def owner(self, stream: Stream) -> str:
-        """Return the device that a caller's things belong to; "" for all callers on this machine."""
-        return "" if self._guard is None else str(caller_id(stream))
+        """Return the device that a caller's things belong to; `here` for all callers on this machine."""
+        return self.here if self._guard is None else str(caller_id(stream))
 
     async def released(self, what: str, close: Callable[[], object]) -> None:
         """Close what a stream held, in a thread, whatever happens to the stream meanwhile; and say so."""
