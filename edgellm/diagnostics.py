@@ -350,11 +350,11 @@ def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
             "If it should, grant the right there: edgellm peers grant NAME verify (NAME: this device's name there)"
         )
         yield _note("rights", f"{name} does not verify this device's drafts.", next_step)
-    fits = any(offer.vocabulary == vocabulary for offer in welcomed.offers)
+    fits = any(offer.vocabulary.hex() == vocabulary for offer in welcomed.offers)
     for offer in welcomed.offers:
         if offer.behind:
             yield _fine("server", f"{name} is a gateway to {offer.model}, by {offer.behind}.")
-        if offer.vocabulary == vocabulary:
+        if offer.vocabulary.hex() == vocabulary:
             yield _fine("vocabulary", f"{name} verifies with {offer.model}, which has the draft model's vocabulary.")
         elif vocabulary and not fits:  # one fitting model is enough
             yield _note(

@@ -22,7 +22,7 @@ from edgellm.llm.abilities import MOST_OF_VERIFIER, draft_for, heads_for, other_
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.address import ModelAddress
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
-from edgellm.rpc.trust.handshake import OfferedModel
+from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.client.verifier_selection import TokenizerFit, fit_of
 from edgellm.services.verification_codec import KeptGreeting
@@ -149,7 +149,7 @@ class PairedModel:
     """A model with which the paired device at `address` verifies for this one."""
 
     peer: Peer
-    offer: OfferedModel
+    offer: Offer
     address: ModelAddress
 
 
@@ -169,7 +169,7 @@ def verifying(results: Sequence[ProbeResult]) -> dict[str, PairedModel]:
             found.setdefault(offer.model, PairedModel(info.peer, offer, address))
     for peer in (one.peer for one in results if one.info is None and one.peer.addresses):
         if (kept := KeptGreeting.of(peer.id)) is not None and Right.VERIFY in peer.granted:
-            offer = OfferedModel(kept.reply.model[:200], 0, kept.reply.vocabulary.hex())
+            offer = Offer(model=kept.reply.model[:200], vocabulary=kept.reply.vocabulary)
             found.setdefault(offer.model, PairedModel(peer, offer, ModelAddress(peer.addresses[0], offer.model)))
     return found
 
@@ -206,7 +206,7 @@ class PairedOpener:
         most = MOST_OF_VERIFIER * offer.size if offer.size and not offer.behind else float("inf")
         for path in [one.path for one in sorted(list_models(), key=lambda one: one.size) if one.size <= most]:
             with suppress(EdgeError), Model.load(path, TEXT_ONLY) as model:
-                same = model.vocabulary.fingerprint == offer.vocabulary
+                same = model.vocabulary.fingerprint == offer.vocabulary.hex()
                 where = self._model.address, self._model.peer.id
                 if same or fit_of(model.vocabulary, trust, *where) is TokenizerFit.SAME:
                     self._draft = path

@@ -13,7 +13,7 @@ from edgellm import system
 from edgellm.cli.commands import setup
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ComputeDevice
-from edgellm.rpc.trust.handshake import OfferedModel
+from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.trust import Right
 from edgellm.storage import fingerprint
 from edgellm.storage.pair_choice import ModelRoom
@@ -228,8 +228,8 @@ def test_a_pair_is_proposed_downloaded_and_used_from_then_on(edge: Edge, smalles
 
 def test_a_paired_devices_larger_verifier_is_used(edge: Edge, smallest: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     info = SimpleNamespace(rights=frozenset(Right), offers=[
-        OfferedModel("Qwen3.6-27B-Q4_K_M.gguf", 16_817_244_384, "ab"),
-        OfferedModel("unknown.gguf", 90 * 10**9, "ab"),
+        Offer(model="Qwen3.6-27B-Q4_K_M.gguf", size=16_817_244_384, vocabulary=bytes.fromhex("ab")),
+        Offer(model="unknown.gguf", size=90 * 10**9, vocabulary=bytes.fromhex("ab")),
     ])  # fmt: skip
     answer = SimpleNamespace(peer=SimpleNamespace(name="desk"), info=info, error=None)
     monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.probe_peers", lambda *_: [answer])

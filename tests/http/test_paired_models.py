@@ -20,6 +20,7 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.peer_probe import ProbeResult
+from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
@@ -108,7 +109,7 @@ def test_who_has_no_key_is_not_told_of_devices(models: NamedModels, own: LLM) ->
 def test_the_nearest_device_has_what_fits_not_here(desk: VerifierServer, monkeypatch: pytest.MonkeyPatch) -> None:
     ((peer, info),) = ((one.peer, one.info) for one in probe())
     assert info is not None
-    offers = tuple(replace(offer, model="edgellm-verifier") for offer in info.offers)
+    offers = tuple(Offer(model="edgellm-verifier", size=one.size, vocabulary=one.vocabulary) for one in info.offers)
     near, far, closed, asleep = (
         ProbeResult(peer, told and replace(told, offers=offers), None)
         for told in (info, replace(info, seconds=9.0, peer=replace(peer, name="attic")),

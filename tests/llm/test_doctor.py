@@ -18,7 +18,8 @@ from edgellm.engine.native import Features
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce
 from edgellm.rpc.protos import PROTOCOL
-from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
+from edgellm.rpc.protos.trust_pb2 import Offer
+from edgellm.rpc.trust.handshake import PeerInfo
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.rpc_engine.backend import how_to_compile
@@ -27,7 +28,7 @@ from tests.rpc.strangers import befriend, device, known
 
 SILENCE = ReceivedAnnouncements((), own_came_back=True)
 VOCABULARY = "ab" * 32
-OTHER = OfferedModel("other", 1, "00" * 32)
+OTHER = Offer(model="other", size=1, vocabulary=bytes.fromhex("00" * 32))
 
 
 @pytest.fixture
@@ -233,7 +234,7 @@ def test_a_device_of_which_there_is_no_sign(me: Trust, desk: Trust) -> None:
 @pytest.fixture
 def sound(desk: Trust) -> PeerInfo:
     peer: Peer = known(desk, "desk")
-    offer = OfferedModel("big", 1, VOCABULARY)
+    offer = Offer(model="big", size=1, vocabulary=bytes.fromhex(VOCABULARY))
     version = __version__
     return PeerInfo(peer, Address("127.0.0.1", 5), version, frozenset({Right.VERIFY}), (offer,), 0.001, 0.5)
 
@@ -257,7 +258,7 @@ def test_what_a_device_says_is_judged(sound: PeerInfo, changes: dict[str, Any], 
 
 
 def test_one_of_several_models_with_the_draft_models_vocabulary_is_enough(sound: PeerInfo) -> None:
-    others = (OfferedModel("other", 0, "00" * 32, "vLLM by score"), *sound.offers)
+    others = (Offer(model="other", size=0, vocabulary=bytes.fromhex("00" * 32), behind="vLLM by score"), *sound.offers)
     found = list(examine_welcome(replace(sound, offers=others), VOCABULARY))
     assert all(one.state == "ok" for one in found)
     assert any("is a gateway to other, by vLLM by score" in one.what for one in found)

@@ -15,15 +15,16 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import CONTRACT, HELLO, SESSION, bind, new_server
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
+from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust import handshake as greetings
 from edgellm.rpc.trust import handshake as guards
-from edgellm.rpc.trust.handshake import AuthInterceptor, OfferedModel
+from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.server.listener import Listener, Notify, Service
 from tests.rpc.strangers import device
 
-OFFER = OfferedModel("big", 123, "ab" * 32)
+OFFER = Offer(model="big", size=123, vocabulary=bytes.fromhex("ab" * 32))
 SECRET, STREAM = HELLO, SESSION
 Said = list[str]
 

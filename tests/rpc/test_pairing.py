@@ -19,7 +19,7 @@ from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import pairing
 from edgellm.rpc.trust.identity import Certificate, Identity
-from edgellm.rpc.trust.pairing import NUMBERS, WORDS, Code, Exchange, Introduction, PairingWindow, join
+from edgellm.rpc.trust.pairing import NUMBERS, WORDS, Code, Exchange, PairingWindow, introduce, join
 from edgellm.rpc.trust.trust import Right, Trust
 from tests.rpc.between import Relay, Talk, hello
 from tests.rpc.strangers import certified, device
@@ -27,8 +27,8 @@ from tests.rpc.strangers import certified, device
 CODE = Code(7, ("lamp", "otter"))
 WRONG = Code(7, ("lamp", "owl"))
 VERIFY = frozenset({Right.VERIFY})
-ABOUT_DESK = Introduction("desk", VERIFY, (Address("10.0.0.2", 50151),))
-ABOUT_PHONE = Introduction("phone", frozenset({Right.FILES}), (Address("10.0.0.3", 50151),))
+ABOUT_DESK = introduce("desk", VERIFY, (Address("10.0.0.2", 50151),))
+ABOUT_PHONE = introduce("phone", frozenset({Right.FILES}), (Address("10.0.0.3", 50151),))
 
 
 @pytest.fixture

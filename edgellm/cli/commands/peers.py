@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from edgellm.rpc.address import Address
     from edgellm.rpc.discovery.mdns import Hint
     from edgellm.rpc.discovery.peer_probe import ProbeResult
-    from edgellm.rpc.trust.pairing import Code, Introduction
+    from edgellm.rpc.protos.trust_pb2 import Introduction
+    from edgellm.rpc.trust.pairing import Code
     from edgellm.rpc.trust.trust import Peer, Phone, Rights, Trust
 
 RIGHTS = {
@@ -68,7 +69,7 @@ def pair(
 ) -> None:
     from edgellm.rpc.address import Address
     from edgellm.rpc.discovery.interfaces import chosen_hosts
-    from edgellm.rpc.trust.pairing import Code, Introduction, join
+    from edgellm.rpc.trust.pairing import Code, introduce, join
     from edgellm.rpc.trust.trust import Peer, Trust, checked_name
 
     rights, place, given = read_grant(grant), None, words or []
@@ -80,7 +81,7 @@ def pair(
             raise InvalidOption("The code is missing.", "Add it after the address: edgellm pair HOST:PORT 7-lamp-otter")
     code = Code.parse(" ".join(given)) if given else None
     hosts = chosen_hosts()
-    about = Introduction(own_name, rights, tuple(Address(host, DEFAULT_PORT) for host in hosts))
+    about = introduce(own_name, rights, [Address(host, DEFAULT_PORT) for host in hosts])
     trust = Trust.load()
     if code is None:
         peer = _wait(trust, about, hosts, port, as_json)
@@ -118,7 +119,7 @@ def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as
             if as_json:
                 link = None if page is None else f"{page[0].url}/#pair={page[1]}"
                 emit_json({"code": str(code), "addresses": [str(place) for place in places], "page": link,
-                           "seconds": WINDOW_SECONDS, "grants": sorted(about.rights)}, indent=None)  # fmt: skip
+                           "seconds": WINDOW_SECONDS, "grants": list(about.rights)}, indent=None)  # fmt: skip
             else:
                 say("On the other device, run:")
                 say(f"\n    edgellm pair {code}\n", style="bold cyan")
@@ -206,7 +207,7 @@ def _row(entry: Peer | Phone, answer: ProbeResult | None = None) -> dict[str, An
         "last_seen": entry.seen.isoformat(), "there": there is not None, "address": there and str(there.address),
         "round_trip_ms": there and round(there.seconds * 1e3, 3), "version": there and there.version,
         "trouble": None if answer is None or answer.error is None else str(answer.error),
-        "offers": [{"model": one.model, "size": one.size, "vocabulary": one.vocabulary} for one in offers],
+        "offers": [{"model": one.model, "size": one.size, "vocabulary": one.vocabulary.hex()} for one in offers],
     }  # fmt: skip
     if not isinstance(entry, Peer):
         return row | {"kind": "phone", "may_here": ["page"], "may_there": [], "addresses": []}

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 from urllib.parse import unquote
 
@@ -49,17 +49,6 @@ class NothingListens(VerifierUnreachable):
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedModel:
-    """A model with which a device verifies for others; `size` in bytes, 0 if it is unknown, `vocabulary` a fingerprint
-    in hex. `behind` names the verifier behind the device, and how it verifies, for people; empty: the device itself."""
-
-    model: str
-    size: int
-    vocabulary: str
-    behind: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class PeerInfo:
     """A device that has proved its identity. `rights`: the rights of this device there; `seconds`: the round trip of a
     call; `clock_ahead`: by how many seconds its clock is ahead of this device's; `cards`: those of its network cards
@@ -69,14 +58,14 @@ class PeerInfo:
     address: Address
     version: str
     rights: Rights
-    offers: tuple[OfferedModel, ...]
+    offers: tuple[pb.Offer, ...]
     seconds: float
     clock_ahead: float
     cards: tuple[NetworkCard, ...] = ()
 
 
 def welcome_handlers(
-    trust: Trust, guard: "AuthInterceptor", offers: Sequence[OfferedModel]
+    trust: Trust, guard: "AuthInterceptor", offers: Sequence[pb.Offer]
 ) -> "grpc.GenericRpcHandler[Any, Any]":
     """Return the server's side, for `add_generic_rpc_handlers`. The `offers` may grow."""
 
@@ -93,10 +82,9 @@ def welcome_handlers(
         await asyncio.to_thread(trust.peers.record_seen, client)
         own_id = trust.identity.id
         signature = trust.identity.sign(_statement(request.nonce, own_id, client))
-        models = [pb.Offer(**(asdict(one) | {"vocabulary": bytes.fromhex(one.vocabulary)})) for one in offers]
         return pb.WelcomeReply(
             protocol=PROTOCOL, device=own_id.digest, signature=signature, version=program_version(),
-            rights=sorted(peer.rights), models=models, time=int(time.time()),
+            rights=sorted(peer.rights), models=offers, time=int(time.time()),
             cards=map(str, own_cards()),
         )  # fmt: skip
 
@@ -157,7 +145,7 @@ def read_welcome(
     check_version(reply.protocol, "the other device")
     peer = _verified_peer(reply, nonce, trust, expected, address)
     offers = tuple(
-        OfferedModel(one.model[:200], one.size, one.vocabulary.hex()[:64], one.behind[:200])
+        pb.Offer(model=one.model[:200], size=one.size, vocabulary=one.vocabulary[:32], behind=one.behind[:200])
         for one in reply.models[:_MAX_OFFERS]
     )
     ahead = reply.time - time.time()

@@ -169,27 +169,20 @@ class Exchange:
         return hmac.digest(self._mac[side], self._transcript + words, "sha256")
 
 
-@dataclass(frozen=True, slots=True)
-class Introduction:
-    """A device's description for the one it pairs with: name, rights of the other here, addresses of its server."""
-
-    name: str
-    rights: Rights
-    addresses: tuple[Address, ...]
-
-    def to_bytes(self) -> bytes:
-        addresses = [str(address) for address in self.addresses]
-        return pb.Introduction(
-            name=self.name, rights=sorted(self.rights), addresses=addresses, version=program_version(),
-            cards=map(str, own_cards()),
-        ).SerializeToString()  # fmt: skip
+def introduce(name: str, rights: Rights, addresses: Sequence[Address]) -> pb.Introduction:
+    """Return this device's description for the one it pairs with: its name, the rights of the other one here, and the
+    addresses of its server."""
+    return pb.Introduction(
+        name=name, rights=sorted(rights), addresses=map(str, addresses), version=program_version(),
+        cards=map(str, own_cards()),
+    )  # fmt: skip
 
 
 class PairingWindow:
     """The side that shows the code. The first device has the only guess; then, or after a timeout, it closes."""
 
-    def __init__(self, trust: Trust, code: Code, introduction: Introduction, seconds: float = WINDOW_SECONDS) -> None:
-        self._trust, self._code, self._introduction, self._seconds = trust, code, introduction, seconds
+    def __init__(self, trust: Trust, code: Code, about: pb.Introduction, seconds: float = WINDOW_SECONDS) -> None:
+        self._trust, self._code, self._introduction, self._seconds = trust, code, about, seconds
         self._server: grpc.aio.Server | None = None
         self._taken = False  # whether the guess was used
         self._over: Future[Peer] = Future()
@@ -273,12 +266,12 @@ class PairingWindow:
         return exchange, certificate
 
 
-def join(address: Address, code: Code, trust: Trust, introduction: Introduction) -> Peer:
+def join(address: Address, code: Code, trust: Trust, introduction: pb.Introduction) -> Peer:
     """Pair with the device whose window is at `address`; return it, now on the list of paired devices."""
     return run_in_network_loop(_join(address, code, trust, introduction)).result()
 
 
-async def _join(address: Address, code: Code, trust: Trust, introduction: Introduction) -> Peer:
+async def _join(address: Address, code: Code, trust: Trust, introduction: pb.Introduction) -> Peer:
     async with open_pairing_channel(address) as channel:
         call = channel.stream_stream(_PAIR, bytes, bytes)(timeout=2 * STEP_SECONDS)  # type: ignore[call-arg]  # written to
         try:
@@ -310,16 +303,16 @@ def _hello(trust: Trust, exchange: Exchange) -> pb.PairFrame:
     return pb.PairFrame(hello=pb.PairHello(protocol=PROTOCOL, certificate=own, spake=exchange.spake))
 
 
-def _confirm(exchange: Exchange, introduction: Introduction) -> pb.PairFrame:
-    mac, sealed, signature = exchange.confirm(introduction.to_bytes())
+def _confirm(exchange: Exchange, introduction: pb.Introduction) -> pb.PairFrame:
+    mac, sealed, signature = exchange.confirm(introduction.SerializeToString())
     return pb.PairFrame(confirm=pb.PairConfirm(mac=mac, sealed=sealed, signature=signature))
 
 
 def _introduced(
-    exchange: Exchange, certificate: Certificate, confirmation: pb.PairConfirm, own: Introduction, host: str
+    exchange: Exchange, certificate: Certificate, confirmation: pb.PairConfirm, own: pb.Introduction, host: str
 ) -> Peer:
     words = exchange.check(confirmation.mac, confirmation.sealed, confirmation.signature)
-    return read_introduction(certificate, words, own.rights, host)
+    return read_introduction(certificate, words, read_rights(own.rights), host)
 
 
 async def _write(stream: Any, frame: pb.PairFrame) -> None:

@@ -24,7 +24,8 @@ from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, probe_port
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.protos import MAX_TOKENIZER_PART, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.handshake import NothingListens, OfferedModel, PeerInfo, dial
+from edgellm.rpc.protos.trust_pb2 import Offer
+from edgellm.rpc.trust.handshake import NothingListens, PeerInfo, dial
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Peers, Right, Trust
 from edgellm.services.verification_codec import KeptGreeting, printable
@@ -46,7 +47,7 @@ class _Candidate:
     """A model of a paired device that can verify."""
 
     info: PeerInfo
-    offer: OfferedModel
+    offer: Offer
     fit: TokenizerFit
 
     @property
@@ -184,7 +185,7 @@ def _classify(
     if not offers:
         return (), f"serves {_names(info.offers)}, but not {wanted}"
     found = [
-        _Candidate(info, offer, TokenizerFit.SAME if offer.vocabulary == vocabulary else TokenizerFit.NONE)
+        _Candidate(info, offer, TokenizerFit.SAME if offer.vocabulary.hex() == vocabulary else TokenizerFit.NONE)
         for offer in offers
     ]
     if all(one.fit is TokenizerFit.NONE for one in found):
@@ -194,7 +195,7 @@ def _classify(
     return (), f"serves {_names(offers)}, which has a different tokenizer, and does not send it"
 
 
-def _names(offers: Sequence[OfferedModel]) -> str:
+def _names(offers: Sequence[Offer]) -> str:
     return ", ".join(offer.model for offer in offers)
 
 

@@ -29,7 +29,8 @@ from edgellm.rpc.channel import (
     run_in_network_loop,
 )
 from edgellm.rpc.protos import parse_message
-from edgellm.rpc.trust.handshake import AuthInterceptor, Context, Method, OfferedModel, caller_id, welcome_handlers
+from edgellm.rpc.protos.trust_pb2 import Offer
+from edgellm.rpc.trust.handshake import AuthInterceptor, Context, Method, caller_id, welcome_handlers
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.sleeping import AWAKE
 
@@ -85,7 +86,7 @@ class Listener:
         self._notify = on_event
         self.guard = None if trust is None else AuthInterceptor(trust, on_event)
         self.services: list[Service] = []
-        self._offers: list[OfferedModel] = []  # the models that paired devices are told of
+        self._offers: list[Offer] = []  # the models that paired devices are told of
         self._task: Future[None] | None = None
         self._started = threading.Event()  # set once the server listens or has failed
         self._stop_requests: asyncio.Queue[float] = asyncio.Queue()

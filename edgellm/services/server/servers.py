@@ -18,7 +18,8 @@ from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import MAX_CHUNK
-from edgellm.rpc.trust.handshake import AuthInterceptor, OfferedModel
+from edgellm.rpc.protos.trust_pb2 import Offer
+from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.layer_service import LayerService
 from edgellm.services.server.listener import BEAT_SECONDS, Listener, Listening, Notify, Service, tell_nobody
@@ -54,7 +55,9 @@ class SessionServer(Listener):
     def serve(self, model: VerifyingModel) -> None:
         """Serve another model from now on; it is closed with the server. Any thread may call this."""
         info = model.info
-        self._offers.append(OfferedModel(info.model, model.size_bytes, info.vocabulary, info.behind))
+        self._offers.append(
+            Offer(model=info.model, size=model.size_bytes, vocabulary=model.fingerprint, behind=info.behind)
+        )
         self._service.add(model)
         if self._started.is_set():
             self._begin(model)
