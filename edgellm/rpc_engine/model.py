@@ -88,8 +88,6 @@ class RpcModel:
     devices are tried again from time to time.
     """
 
-    lazy_head = None
-
     def __init__(
         self, work: RpcWork, devices: Sequence[Endpoint], plan: Planner, notify: Callable[[str], None] | None = None
     ) -> None:

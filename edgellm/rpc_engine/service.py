@@ -9,8 +9,9 @@ the model that they belong to was loaded, and each paired device has a folder of
 import asyncio
 import os
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,17 @@ class SessionGone(EdgeError):
 
 @dataclass(slots=True, eq=False)
 class _Served:
-    """A session of `owner`, its server, and the folder of its weights."""
+    """A session of `owner`, its server, the folder of its weights, and its memory."""
 
     owner: str
     server: RpcServer
     folder: Path | None
+    reserved: ExitStack
     traffic: Moved = field(default_factory=Moved)  # as seen from the server
+
+    def close(self) -> None:
+        self.server.close()
+        self.reserved.close()
 
 
 class RpcEngineService(listener.Service):
@@ -89,39 +95,30 @@ class RpcEngineService(listener.Service):
         if len(self._sessions) + self._starting >= MAX_SESSIONS:
             raise TooManySessions(f"This device has {MAX_SESSIONS} RPC sessions.", "Try again later.")
         what = "".join(filter(str.isprintable, begin.name))[:80] or "A model"
-        reserved = await asyncio.to_thread(self._cache.reserve_bytes, begin.memory, what)
         self._starting += 1
         try:
-            session = await self._started(begin, self.owner(stream))
-        except BaseException:
-            reserved.close()
-            raise
+            start = partial(self._started, begin, what, self.owner(stream))
+            session = await listener.in_thread(start, undo=_Served.close)
         finally:
             self._starting -= 1
         self._sessions[name] = session
         self._notify(f"An RPC server holds a part of {what} for {stream.peer()}.")
-
-        def close() -> None:
-            session.server.close()
-            reserved.close()
 
         try:
             await listener.write_in_time(stream, pb.RpcReport(serving=pb.Serving()))
             await first_of(self._orders(stream, session), self._beats(stream, session))
         finally:
             del self._sessions[name]
-            await self.released(what, close)
+            await self.released(what, session.close)
 
-    async def _started(self, begin: pb.Begin, owner: str) -> _Served:
-        """Start a server."""
+    def _started(self, begin: pb.Begin, what: str, owner: str) -> _Served:
+        """Return a session with its memory and its server, which is started."""
         unit = self._cache.unit
-
-        def start() -> _Served:
+        with self._cache.reserve_bytes(begin.memory, what) as reserved:
             folder = self._tensors.open(owner, begin.weights)
             memory = 0 if unit.name else begin.memory  # a card's driver maps further memory, not to be told apart
-            return _Served(owner, RpcServer(unit.hardware, unit.devices, memory=memory, cache=folder), folder)
-
-        return await listener.in_thread(start, undo=lambda session: session.server.close())
+            server = RpcServer(unit.hardware, unit.devices, memory=memory, cache=folder)
+            return _Served(owner, server, folder, reserved.pop_all())
 
     async def _orders(self, stream: listener.Stream, session: _Served) -> None:
         while (order := await listener.next_message(stream, pb.RpcOrder)) is not None:
