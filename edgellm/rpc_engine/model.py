@@ -357,20 +357,6 @@ def _blame_silent(hosts: Sequence[RpcPort], seconds: float) -> None:
     )
 
 
-class _Worker(VerifierWorker):
-    """The engine's thread, which has nothing to decode with while the model is being loaded again."""
-
-    def __init__(self, model: RpcModel, is_eog: Callable[[int], bool]) -> None:
-        rows, default = model.work.context.n_batch or N_BATCH, SchedulerLimits()
-        # Each batch crosses the network, so a prompt goes in few batches.
-        limits = replace(default, rows=rows, chunk=min(default.chunk, rows), solo_chunk=rows)
-        super().__init__(model, model.work.context.n_seq, is_eog, limits)
-        self._model = model
-
-    def ready(self) -> bool:
-        return self._model.ready
-
-
 class RpcVerifier(ColocatedVerifier):
     """A verifier over `model`, which is closed with it."""
 
@@ -378,10 +364,12 @@ class RpcVerifier(ColocatedVerifier):
         self, model: RpcModel, is_eog: Callable[[int], bool], grammar: Callable[[str], GrammarState] | None
     ) -> None:
         """Answer from `model`, which is open. `grammar` returns the grammar of a JSON schema."""
-        self.model = model
-        self._worker = _Worker(model, is_eog)
+        self.model, context, default = model, model.work.context, SchedulerLimits()
+        rows = context.n_batch or N_BATCH  # each batch crosses the network, so a prompt goes in few batches
+        limits = replace(default, rows=rows, chunk=min(default.chunk, rows), solo_chunk=rows)
+        self._worker = VerifierWorker(model, context.n_seq, is_eog, limits, ready=lambda: model.ready)
         capabilities = Capabilities(
-            model.work.file.name, model.work.context.n_ctx, logprobs=True, penalties=True, grammars=grammar is not None
+            model.work.file.name, context.n_ctx, logprobs=True, penalties=True, grammars=grammar is not None
         )
         super().__init__(self._worker, capabilities, grammar)
         self._worker.start()

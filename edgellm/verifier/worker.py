@@ -72,11 +72,11 @@ class VerifierWorker(VerifierBackend):
 
     def __init__(
         self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None,
-        extra_drafts: ExtraDrafts | None = None,
+        extra_drafts: ExtraDrafts | None = None, *, ready: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """Take over `runner`, which has `slots` sequences; only who computes uses it, and `close` closes it.
-        `extra_drafts` as for `VerifierEngine`."""
-        self._runner = runner
+        `extra_drafts` as for `VerifierEngine`; `ready` returns whether the runner can decode now."""
+        self._runner, self._ready = runner, ready
         self._scheduler = Scheduler(limits or SchedulerLimits())
         self._engine = VerifierEngine(runner, slots, is_eog, self._scheduler, extra_drafts)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -96,6 +96,9 @@ class VerifierWorker(VerifierBackend):
 
             drafts = ExtraDrafts(runner.speculator, model.is_eog)
         return cls(runner, spec.n_seq, model.is_eog, (limits or SchedulerLimits()).within(runner.n_batch), drafts)
+
+    def ready(self) -> bool:
+        return self._ready()
 
     def start(self) -> None:
         self._thread.start()
