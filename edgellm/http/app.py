@@ -15,12 +15,12 @@ from edgellm.errors import EdgeError
 from edgellm.http.conversations import add_conversations
 from edgellm.http.dialects import dialects, error_body
 from edgellm.http.metrics import CONTENT_TYPE
-from edgellm.http.middleware import HIDDEN, Keys, bearer_token, known_peers, redact_all
+from edgellm.http.middleware import HIDDEN, Keys, known_peers, redact_all, shown_key
 from edgellm.http.replies import IGNORED, RequestHandler
 from edgellm.http.schemas.body import BodyRoute
 from edgellm.http.schemas.errors import MEANINGS, ApiError, validation_error
 from edgellm.http.schemas.requests import PhoneIn, UnloadRequest
-from edgellm.http.schemas.responses import Health, ModelInfo, ModelList, PhoneOut, Unloaded
+from edgellm.http.schemas.responses import ModelInfo, ModelList
 from edgellm.llm import LLM
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".png": "image/png",
@@ -63,11 +63,12 @@ def make_app(handler: RequestHandler, version: str) -> FastAPI:
     _add_error_handlers(app, handler)
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", tags=["server"], summary="Whether requests are accepted", response_model_exclude_none=True)
-    async def health() -> Health:
+    @app.get("/health", tags=["server"], summary="Whether requests are accepted, and which models can answer")
+    async def health() -> dict[str, str | dict[str, str]]:
         _ = handler.models.default_name  # raises while it loads
         loaded = {} if handler.config.key else handler.models.loaded  # where clients need a key none is named
-        return Health(models={name: "ok" if one.can_write else "away" for name, one in loaded.items()} or None)
+        can_answer = {name: "ok" if one.can_write else "away" for name, one in loaded.items()}
+        return {"status": "ok", **({"models": can_answer} if can_answer else {})}
 
     @app.get("/status", tags=["server"], summary="The page's data: models, devices, links")
     def status(request: Request) -> dict[str, Any]:
@@ -97,9 +98,10 @@ def make_app(handler: RequestHandler, version: str) -> FastAPI:
     async def model(model: str, request: Request) -> ModelInfo:
         return shown(await handler.models.info(model), request)
 
-    @app.post("/models/unload", tags=["server"], summary="Remove a model from memory once no request uses it")
-    async def unload(body: UnloadRequest) -> Unloaded:
-        return Unloaded(model=body.model, unloaded=await handler.models.unload(body.model))
+    @app.post("/models/unload", tags=["server"], summary="Remove a model from memory once no request uses it",
+              response_description="`unloaded` is false while requests use the model")  # fmt: skip
+    async def unload(body: UnloadRequest) -> dict[str, str | bool]:
+        return {"model": body.model, "unloaded": await handler.models.unload(body.model)}
 
     _add_phones(app, handler.keys)
     add_conversations(app, handler.keys)
@@ -112,13 +114,13 @@ def _add_phones(app: FastAPI, keys: Keys) -> None:
     """Have phones paired: the user's own programs get a code, for which a phone gets its key."""
 
     @app.post("/phones", status_code=201, include_in_schema=False)
-    def pair_phone(body: PhoneIn, request: Request) -> PhoneOut:
-        phone, key = keys.pair(body.code, body.name, bearer_token(request.headers.getlist("authorization")))
-        return PhoneOut(name=phone.name, key=key)
+    def pair_phone(body: PhoneIn, request: Request) -> dict[str, str]:
+        phone, key = keys.pair(body.code, body.name, shown_key(request))
+        return {"name": phone.name, "key": key}
 
     @app.post("/phones/code", include_in_schema=False)
     def new_code(request: Request) -> dict[str, Any]:
-        if not keys.is_page(bearer_token(request.headers.getlist("authorization"))):
+        if not keys.is_page(shown_key(request)):
             raise ApiError(401, "Only the user's own programs get a code: edgellm pair", code="page_key_required")
         return {"code": keys.new_code(), "seconds": keys.CODE_SECONDS}
 
@@ -171,7 +173,7 @@ def _of_pair(handler: RequestHandler, pair: LLM, anonymous: bool) -> dict[str, A
     link = None
     if pair.verifier_up is not None:
         address, reason = (HIDDEN, "") if anonymous else (pair.verifier_at, pair.verifier_reason)
-        link = {"address": address, "up": pair.verifier_up(), "reason": reason, "rtt_ms": handler.rtt_ms}
+        link = {"address": address, "up": pair.verifier_up(), "reason": reason, "rtt_ms": handler.metrics.rtt_ms}
     return {
         "draft": pair.draft_name, "verifier": pair.verifier_name, "context_length": pair.context_length,
         "sampling": asdict(pair.sampling), "link": link,

@@ -44,6 +44,7 @@ class Metrics:
             "edgellm_spec_accepted_per_pos", "Accepted tokens by their position in the chunk", ["position"],
             registry=registry,
         )  # fmt: skip
+        self.rtt_ms: float | None = None  # from the last reply that reported a round trip
         self._bytes = Counter("edgellm_peer_bytes", "Bytes to and from the verifier", ["dir"], registry=registry)
         for direction in ("up", "down"):
             self._bytes.labels(direction)
@@ -75,6 +76,7 @@ class Metrics:
         for number, (earlier, later) in enumerate(pairwise(times)):
             (self._latency if number else self._ttft).observe(later - earlier)
         if summary.rtt_ms is not None:
+            self.rtt_ms = summary.rtt_ms
             self._rtt.observe(summary.rtt_ms / 1e3)
         self._bytes.labels("up").inc(summary.bytes_up)
         self._bytes.labels("down").inc(summary.bytes_down)

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, TypeAlias
@@ -31,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgellm.errors import InvalidOption, TrustUnusable
 from edgellm.http.model_host import KEEP_ALIVE
 from edgellm.http.schemas.errors import ApiError
+from edgellm.rpc.address import Address, is_ip
 from edgellm.rpc.trust.handshake import RECHECK_SECONDS
 from edgellm.rpc.trust.identity import DeviceID, parse_short
 from edgellm.rpc.trust.trust import Peer, Peers, Phone
@@ -67,8 +67,10 @@ def page_key() -> str:
     return api_key(http_folder() / "page-key")[1]
 
 
-def bearer_token(values: Sequence[str]) -> str:
-    """Return the token of the one Authorization header in `values`, empty where there is none."""
+def shown_key(client: HTTPConnection) -> str:
+    """Return the one key that a client shows, empty where there is none, or several."""
+    given = (f"Bearer {value}" for value in client.headers.getlist("x-api-key"))
+    values = [*client.headers.getlist("authorization"), *given]
     scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
     return token.strip() if scheme.lower() == "bearer" else ""
 
@@ -125,7 +127,7 @@ class Keys:
 
     def opens_page(self, client: HTTPConnection) -> bool:
         """Return whether a client shows the page's key or a phone's."""
-        return self.is_page(key := bearer_token(client.headers.getlist("authorization"))) or self.phone(key) is not None
+        return self.is_page(key := shown_key(client)) or self.phone(key) is not None
 
     def is_anonymous(self, client: HTTPConnection) -> bool:
         """Return whether a client shows no key, and so learns nothing about other devices."""
@@ -191,17 +193,16 @@ def redact_all(data: Any) -> Any:
 
 def known_peers() -> list[Peer]:
     """Return the paired devices, none where their list is damaged."""
-    try:
+    with suppress(TrustUnusable):
         return Peers().all()
-    except TrustUnusable:
-        return []
+    return []
 
 
 def _hide(match: re.Match[str]) -> str:
     text = match[0]
     host = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
-    address = _address(host.partition("%")[0])
-    return text if address is None or address.is_loopback else HIDDEN
+    host = host.partition("%")[0]
+    return HIDDEN if is_ip(host) and not Address(host, 0).loopback else text
 
 
 MAX_BYTES = 8 * 2**20
@@ -220,20 +221,13 @@ _EXPOSED = ("Retry-After", "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM
 def checked_host(host: str) -> str:
     """Return the name of a host, in lower case, without brackets. Raises InvalidOption for anything else."""
     name = host.strip().lower().removeprefix("[").removesuffix("]")
-    if len(name) > 253 or not (_HOST.fullmatch(name) or _address(name)):
+    if len(name) > 253 or not (_HOST.fullmatch(name) or is_ip(name)):
         raise InvalidOption(
             f"--allow-host is {host[:60]!r}.",
             "Give the name of one host, without a port, such as host.docker.internal; there is no wildcard, as any page"
             " could then read from this server (DNS rebinding).",
         )
     return name
-
-
-def _address(name: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(name)
-    except ValueError:
-        return None
 
 
 def checked_origin(origin: str) -> str:
@@ -292,7 +286,7 @@ class SecurityMiddleware:
             return
         limited = _limit_body(receive, _most_bytes(scope))
         if phone is not None:
-            limited = self._until_revoked(limited, _key(scope))
+            limited = self._until_revoked(limited, shown_key(HTTPConnection(scope)))
             await asyncio.to_thread(self._keys.peers.record_used, phone)
 
         async def send_with_headers(message: Message) -> None:
@@ -335,7 +329,7 @@ class SecurityMiddleware:
 
     def _check_key_and_size(self, scope: Scope) -> Phone | None:
         """Refuse a request by its key and its size; return the phone that asks, if one does."""
-        key = _key(scope)
+        key = shown_key(HTTPConnection(scope))
         known = _same(key, self._keys.api) or self._keys.is_page(key)
         phone = None if known else self._keys.phone(key)
         if not (known or phone or self._keys.api is None or _is_public(scope)):
@@ -382,13 +376,6 @@ def _is_cross_origin(scope: Scope, headers: Headers, host: str) -> bool:
     site, navigates = headers.get("sec-fetch-site", "none"), headers.getlist("sec-fetch-mode") == ["navigate"]
     is_link = scope["method"] == "GET" and navigates and scope["path"] == "/"
     return site not in ("none", "same-origin") and not is_link
-
-
-def _key(scope: Scope) -> str:
-    """Return the key that a request shows, empty where there is none."""
-    headers = Headers(scope=scope)
-    given = (f"Bearer {value}" for value in headers.getlist("x-api-key"))
-    return bearer_token([*headers.getlist("authorization"), *given])
 
 
 def _is_public(scope: Scope) -> bool:

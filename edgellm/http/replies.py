@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -76,7 +75,6 @@ class _Job:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()
         self._reply: Reply | None = None
-        self._mutex = threading.Lock()
         self._cancelled = False
 
     @property
@@ -94,11 +92,9 @@ class _Job:
 
     def cancel(self) -> None:
         """Cancel the replies and return at once. The thread ends soon after, even within a long decode."""
-        with self._mutex:
-            self._cancelled = True
-            reply = self._reply
-        if reply is not None:
-            reply.cancel()
+        self._cancelled = True  # A reply that begins just now sees this.
+        if self._reply is not None:
+            self._reply.cancel()
         if self.work is not None:
             self.work.cancel()
         self._events.put_nowait(None)
@@ -124,12 +120,10 @@ class _Job:
         recorded before the client gets either."""
         times, summary, error = [self.requested_at], Summary(), None
         try:
-            reply = start(should_stop=self.is_cancelled)
+            self._reply = reply = start(should_stop=self.is_cancelled)
             self.changed = " ".join(reply.told)
-            with self._mutex:
-                self._reply, cancelled = reply, self._cancelled
             try:
-                if not cancelled:
+                if not self._cancelled:
                     self._pass_on(reply, times)
             finally:
                 reply.close()
@@ -138,7 +132,7 @@ class _Job:
             pass
         except BaseException as raised:  # noqa: BLE001  the client and the caller get to know any error
             error = self._handler.answer_to(raised, self.shown)
-        self._handler.record(summary, times, error is not None)
+        self._handler.metrics.record_reply(summary, times, error is not None)
         self.put(error or summary)
         return None if error else summary
 
@@ -184,7 +178,6 @@ class RequestHandler:
         self.admission = Admission(config.replies, config.waiting)
         self.models = ModelHost(config.keep_alive, config.waiting, config.aliases)
         self.metrics = Metrics(self.admission)
-        self.rtt_ms: float | None = None  # from the last reply that reported a round trip
         self._executor = ThreadPoolExecutor(config.replies, thread_name_prefix="edgellm-http")
         self._jobs: set[_Job] = set()
 
@@ -354,12 +347,6 @@ class RequestHandler:
         finally:
             if recorder is not None:
                 recorder.reply_finished(summary)
-
-    def record(self, summary: Summary, times: Sequence[float], failed: bool) -> None:
-        """Record a reply: its figures, the times of the request and of each token, and whether it failed."""
-        self.metrics.record_reply(summary, times, failed)
-        if summary.rtt_ms is not None:
-            self.rtt_ms = summary.rtt_ms
 
     async def _whole(self, job: _Job) -> Response:
         """Return the whole response, with the share of its tokens that were verified."""

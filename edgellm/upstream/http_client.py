@@ -13,7 +13,6 @@ from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from edgellm.errors import EdgeError, InvalidOption, StateDamaged, VerifierBusy, VerifierLost
+from edgellm.rpc.address import Address
 from edgellm.state import SMALL, read_state
 from edgellm.upstream.rows import RowsUnusable
 
@@ -29,7 +29,7 @@ MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
 _ANSWER, _ANSWER_A_BYTE = 2**21, 2**10  # most bytes of an answer: a base, and more for each byte of the request
 MAX_FACTS = 2**20  # bytes about a server and its models, which are still unknown
 CONNECT_SECONDS = 2.0
-CONNECTIONS = 32
+CONNECTIONS = 128  # requests in flight at a server
 LONGEST_BUSY = 60.0  # most seconds before a busy server is asked again
 _QUOTED = 200  # characters of a server's own message
 _NEXT = "Check the address, and that the server is running."
@@ -68,10 +68,7 @@ class ServerURL:
     @property
     def is_loopback(self) -> bool:
         """Return whether the server is on this machine."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return self.host == "localhost" or Address(self.host, 0).loopback
 
     @property
     def is_encrypted(self) -> bool:
@@ -130,10 +127,9 @@ class HttpAnswer:
 class HttpClient:
     """The way to one server. Its coroutines run in its own loop; `run` and `wait` are for other threads."""
 
-    def __init__(self, url: ServerURL, key: str = "", *, connections: int = CONNECTIONS) -> None:
-        """Send `key` as a bearer token. Up to `connections` are kept."""
-        self.url = url
-        self._key, self._connections = key, connections
+    def __init__(self, url: ServerURL, key: str = "") -> None:
+        """Send `key` as a bearer token."""
+        self.url, self._key = url, key
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="edgellm-upstream", daemon=True)
         self._thread.start()
@@ -146,7 +142,7 @@ class HttpClient:
         # There are no proxies and cookies; the certificates are those that the system trusts.
         tls = ssl.create_default_context() if self.url.is_encrypted else True
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls, limit=self._connections),
+            connector=aiohttp.TCPConnector(ssl=tls, limit=CONNECTIONS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             headers=headers, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False,
         )  # fmt: skip

@@ -25,7 +25,7 @@ from edgellm.system import cache_dir
 from edgellm.upstream import dialects
 from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of
 from edgellm.upstream.dialects.texts import TextBorders
-from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
+from edgellm.upstream.http_client import HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
 
@@ -35,13 +35,12 @@ DIALECTS = "vllm", "sglang", "llama_server", "ollama", "by_text", "by_ids"
 
 @dataclass(frozen=True, slots=True)
 class UpstreamOptions:
-    """The settings of a server: the `tier` that it verifies by (None: the best), a file with its key, time limits, and
-    the number of kept connections."""
+    """The settings of a server: the `tier` that it verifies by (None: the best), a file with its key, and time
+    limits."""
 
     tier: Tier | None = None
     key_file: Path | None = None
     timing: UpstreamTiming = field(default_factory=UpstreamTiming)
-    connections: int = CONNECTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def open_upstream(
     url = ServerURL.parse(address)
     key = read_key(options.key_file)
     with _reaching(url), ExitStack() as failing:
-        client = HttpClient(url, key, connections=options.connections)
+        client = HttpClient(url, key)
         failing.callback(client.close)
         upstream, its_own = client.wait(detect(client, text, options.tier)), None
         with client.reading():
@@ -231,7 +230,8 @@ async def prove(upstream: Upstream, model: Model, most: int = PROBES) -> Vocabul
 def texts(vocabulary: Vocabulary, most: int) -> Iterator[list[int]]:
     """Yield the ids of up to `most` texts, the tokens that conversations need first: only tokens of whole characters,
     each at most once."""
-    whole = [token for token, piece in enumerate(vocabulary.pieces) if piece and _is_text(piece)]
+    pieces = enumerate(vocabulary.pieces)
+    whole = [token for token, piece in pieces if piece and piece.decode(errors="ignore").encode() == piece]
     first = [token for token in whole if token in vocabulary.required]
     if first:
         yield first[: 8 * _TOKENS]
@@ -265,11 +265,3 @@ def _text(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
 def _same(ours: str, theirs: str) -> bool:
     """Return whether two texts are equal. Some tokenizers drop blanks before punctuation and at the beginning."""
     return ours == theirs or ours.replace(" ", "") == theirs.replace(" ", "")
-
-
-def _is_text(piece: bytes) -> bool:
-    try:
-        piece.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

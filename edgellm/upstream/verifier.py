@@ -76,7 +76,14 @@ class UpstreamVerifier(Verifier):
         began = perf_counter()
         try:
             async with asyncio.timeout(limit):
-                reply = await self._rows(request)
+                reply = await self.upstream.rows(request)
+        except VerifierBusy as busy:
+            self._retry.pause(busy.seconds)
+            raise
+        except VerifierLost as error:
+            if not (isinstance(error, ServerRefused) and error.of_request):
+                self.lost(error)
+            raise
         except TimeoutError:
             self._deadline.record_miss()
             self._retry.pause()
@@ -93,17 +100,6 @@ class UpstreamVerifier(Verifier):
         self._retry.reset()
         known = max(0.0, seconds - self._round_trip) if reply.seconds is None else reply.seconds
         return replace(reply, seconds=min(known, seconds))
-
-    async def _rows(self, request: RowRequest) -> RowReply:
-        try:
-            return await self.upstream.rows(request)
-        except VerifierBusy as busy:
-            self._retry.pause(busy.seconds)
-            raise
-        except VerifierLost as error:
-            if not (isinstance(error, ServerRefused) and error.of_request):
-                self.lost(error)
-            raise
 
     async def _measured(self) -> float:
         """Check the server, and return the seconds of a round trip to it."""

@@ -15,7 +15,7 @@ from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
-from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts
+from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts, ReplyFormat
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel
@@ -70,7 +70,6 @@ class AnthropicTool(RequestModel):
     name: str = Field(pattern=TOOL_NAME)
     description: Text = ""
     input_schema: Schema = Field({}, description="The JSON schema of the arguments.")
-
     _accepted = ("strict",)  # arguments are not forced to fit the schema
 
 
@@ -88,7 +87,6 @@ class AnthropicToolChoice(RequestModel):
 class AnthropicThinking(RequestModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="The most tokens of a thought.")
-
     _accepted = ("display",)  # thoughts are always shown
 
     def think(self) -> bool | int | None:
@@ -97,13 +95,8 @@ class AnthropicThinking(RequestModel):
         return False if self.type == "disabled" else None
 
 
-class AnthropicFormat(RequestModel):
-    type: Literal["json_schema"]
-    schema_: Schema = Field(alias="schema")
-
-
 class AnthropicOutput(RequestModel):
-    format: AnthropicFormat | None = None
+    format: ReplyFormat | None = None
 
 
 class AnthropicPrompt(ReplyRequest):
@@ -143,17 +136,15 @@ class AnthropicRequest(AnthropicPrompt, fields.SamplingFields):
     stream: bool = False
     stop_sequences: fields.Stops = None
     output_config: AnthropicOutput | None = Field(None, description="format: the reply is JSON, valid by its schema.")
-    output_format: AnthropicFormat | None = Field(None, description="The former place of output_config.format.")
-
+    output_format: ReplyFormat | None = Field(None, description="The former place of output_config.format.")
     _accepted = ("metadata",)
 
     def completion(self) -> ChatRequest:
         """Return the request as one for a chat completion."""
         form = self.output_format if self.output_config is None else self.output_config.format
-        schema = None if form is None else {"type": "json_schema", "json_schema": {"schema": form.schema_}}
         return self.chat(
             **self.sampling() | {"stop": self.stop_sequences or self.stop}, max_tokens=self.max_tokens,
-            stream=self.stream, response_format=schema,
+            stream=self.stream, response_format=None if form is None else form.model_dump(by_alias=True),
         )  # fmt: skip
 
 

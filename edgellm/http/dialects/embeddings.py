@@ -16,7 +16,6 @@ from edgellm.errors import InvalidOption, Stopped
 from edgellm.http.dialects import Dialect, plain_name
 from edgellm.http.model_host import ServedEmbedder
 from edgellm.http.replies import IGNORED, RequestHandler, header_names
-from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, invalid_request
 from edgellm.http.schemas.fields import MAX_TEXT, MAX_TOKENS, RequestModel, Text
@@ -32,6 +31,7 @@ class EmbedRequest(RequestModel):
 
     model: str | None = Field(None, max_length=500, description="The name of the embedding model; may be left out.")
     dimensions: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Only what the model gives.")
+    _accepted = ("user", "keep_alive")
 
     @abstractmethod
     def reply(self, name: str, vectors: Sequence[Floats], tokens: int) -> Json:
@@ -48,7 +48,6 @@ class EmbeddingsRequest(EmbedRequest):
     encoding_format: Literal["float", "base64"] = Field("float", description="base64: float32, the least byte first.")
 
     truncate: ClassVar[bool] = False
-    _accepted = ("user",)
 
     def reply(self, name: str, vectors: Sequence[Floats], tokens: int) -> Json:
         data = [
@@ -67,7 +66,6 @@ class EmbeddingsRequest(EmbedRequest):
 class OllamaEmbedRequest(EmbedRequest):
     input: Text | Annotated[list[Text], Field(max_length=_MOST_TEXTS)]
     truncate: bool = Field(True, description="Cut texts that are too long; false: refuse them.")
-    keep_alive: fields.KeepAlive = None
 
     _began: int = PrivateAttr(default_factory=perf_counter_ns)
 
@@ -80,8 +78,6 @@ class OllamaEmbedRequest(EmbedRequest):
 
 class OllamaEmbeddingRequest(EmbedRequest):
     input: Text = Field(alias="prompt")
-    keep_alive: fields.KeepAlive = None
-
     truncate: ClassVar[bool] = True
 
     def reply(self, name: str, vectors: Sequence[Floats], tokens: int) -> Json:  # noqa: ARG002

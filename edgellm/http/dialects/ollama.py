@@ -21,7 +21,7 @@ from edgellm.http.model_host import keep_alive_seconds
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, invalid_request
+from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.http.schemas.requests import CallOfMessage, ChatRequest, ToolSchema
 from edgellm.http.schemas.responses import (
@@ -94,20 +94,18 @@ class OllamaRequest(ReplyRequest):
     think: bool | Annotated[str, Field(max_length=40)] | None = Field(None, description="On, off, or a level.")
     keep_alive: fields.KeepAlive = None
 
-    def named(self) -> dict[str, Any]:
-        """Return the parameters that both kinds have in OpenAI's API, by their names there."""
-        form: dict[str, Any] | None = {"type": "json_object"} if self.format else None
-        if not isinstance(self.format, str):
-            form = {"type": "json_schema", "json_schema": {"schema": self.format}}
-        fields = {"model": plain_name(self.model), "response_format": form} | {
-            name: getattr(self, name) for name in ("stream", "keep_alive", "require_verified")
-        }
-        return fields | ({} if self.options is None else self.options.named())
-
     def chat(self, messages: Sequence[Json], **more: Any) -> ChatRequest:
         """Return the request for a chat completion of `messages`, with `more` parameters."""
-        thinks: dict[str, Any] = {"think" if isinstance(self.think, bool) else "reasoning_effort": self.think}
-        return chat_request(messages=messages, **self.named(), **thinks, **more)
+        more |= {} if self.options is None else self.options.named()
+        more["think" if isinstance(self.think, bool) else "reasoning_effort"] = self.think
+        if self.format:
+            more["response_format"] = {"type": "json_object"}
+        if not isinstance(self.format, str):
+            more["response_format"] = {"type": "json_schema", "schema": self.format}
+        return chat_request(
+            messages=messages, model=plain_name(self.model), stream=self.stream, keep_alive=self.keep_alive,
+            require_verified=self.require_verified, **more,
+        )  # fmt: skip
 
 
 class OllamaChatRequest(OllamaRequest):
@@ -138,15 +136,9 @@ class OllamaGenerateRequest(OllamaRequest):
     system: Text = ""
     raw: bool = Field(False, description="Continue the prompt without the chat template.")
     images: Images = Field([])
-    suffix: Text = Field("", description="Refused.")
-    template: Text = Field("", description="Refused: the model's own is used.")
-    context: list[JsonValue] = Field([], description="Refused: send the conversation to /api/chat.")
 
     def request(self) -> ChatRequest:
         """Return the request for a reply, in the chat template or without."""
-        for field in ("suffix", "template", "context"):
-            if getattr(self, field):
-                raise invalid_request(f"{field} is not supported here. Leave {field} out.", field)
         system = [{"role": "system", "content": self.system}] if self.system else []
         question = {"role": "user", "content": _content(self.prompt, self.images)}
         return self.chat([*system, question], kind=TextRequest, raw=self.raw)

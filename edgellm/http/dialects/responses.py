@@ -2,7 +2,6 @@
 
 import json
 import secrets
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from edgellm.http.dialects import ABOUT, Dialect, chat_request
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, invalid_request
+from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Text, Types
 from edgellm.http.schemas.requests import (
     MEDIA,
@@ -26,8 +25,8 @@ from edgellm.http.schemas.requests import (
     ChatRequest,
     ContentPart,
     FunctionSchema,
-    NamedSchema,
     Parts,
+    ReplyFormat,
 )
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
 from edgellm.spec.stats import Summary
@@ -146,12 +145,8 @@ class ResponsesToolChoice(RequestModel):
     name: str = Field(max_length=200)
 
 
-class ResponsesFormat(NamedSchema):
-    type: Literal["text", "json_object", "json_schema"] = "text"
-
-
 class ResponsesText(RequestModel):
-    format: ResponsesFormat | None = None
+    format: ReplyFormat | None = None
 
 
 class ResponsesReasoning(RequestModel):
@@ -172,8 +167,6 @@ class ResponsesRequest(ReplyRequest, fields.SamplingFields):
     reasoning: ResponsesReasoning | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: Annotated[dict[str, str], fields.within(64)] = Field({}, description="Sent back.")
-    background: Literal[False] = False
-    conversation: None = Field(None, description="Not supported: use previous_response_id.")
     prompt: None = Field(None, description="Not supported: send the text itself.")
 
     _types: ClassVar[Types] = {"input": _ITEMS, "tools": _TOOLS, "tool_choice": ("function", "custom")}
@@ -196,6 +189,7 @@ class ResponsesRequest(ReplyRequest, fields.SamplingFields):
 
     def chat(self, turns: Sequence[Turn]) -> ChatRequest:
         """Return the request for a chat completion of the conversation `turns`."""
+        form = None if self.text is None else self.text.format
         choice: JsonValue = self.tool_choice if isinstance(self.tool_choice, str) else None
         if isinstance(self.tool_choice, ResponsesToolChoice):
             choice = {"type": "function", "function": {"name": self.tool_choice.name}}
@@ -206,48 +200,39 @@ class ResponsesRequest(ReplyRequest, fields.SamplingFields):
             model=self.model, require_verified=self.require_verified, messages=messages, stream=self.stream,
             max_tokens=self.max_output_tokens, tools=tools,
             tool_choice=choice, reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
-            parallel_tool_calls=self.parallel_tool_calls, response_format=self._response_format(),
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=None if form is None else form.model_dump(by_alias=True),
             truncation=self.truncation, **self.sampling(),
         )  # fmt: skip
 
-    def _response_format(self) -> dict[str, Any] | None:
-        form = None if self.text is None else self.text.format
-        if form is None or form.type != "json_schema":
-            return None if form is None else {"type": form.type}
-        if "schema_" not in form.model_fields_set:
-            raise invalid_request("text.format has no schema. Give it.", "text.format.schema")
-        return {"type": "json_schema", "json_schema": {"schema": form.schema_}}
-
 
 class ConversationStore:
-    """The conversations of past responses, in memory; the least recently used are forgotten first."""
+    """The conversations of past responses, in memory, for the event loop; the least recently used are forgotten
+    first."""
 
     def __init__(self, most: int = _MOST_KEPT, most_characters: int = _MOST_CHARACTERS) -> None:
         self._most, self._most_characters = most, most_characters
         self._kept: OrderedDict[str, tuple[list[Turn], int]] = OrderedDict()
         self._characters = 0
-        self._lock = threading.Lock()
 
     def turns(self, response: str | None) -> list[Turn]:
         """Return the conversation up to a response, none for None. Raises ApiError (400) where it is not kept."""
         if response is None:
             return []
-        with self._lock:
-            if response not in self._kept:
-                message = f"The response {response!r} is not kept here. Send the conversation itself, in input."
-                raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
-            self._kept.move_to_end(response)
-            return list(self._kept[response][0])
+        if response not in self._kept:
+            message = f"The response {response!r} is not kept here. Send the conversation itself, in input."
+            raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
+        self._kept.move_to_end(response)
+        return list(self._kept[response][0])
 
     def keep(self, response: str, turns: list[Turn]) -> None:
         """Keep a conversation, which ends with the response of that id."""
         size = sum(len(str(turn)) for turn in turns)
-        with self._lock:
-            self._kept[response] = (turns, size)
-            self._characters += size
-            while len(self._kept) > self._most or (self._characters > self._most_characters and self._kept):
-                _, (_, freed) = self._kept.popitem(last=False)
-                self._characters -= freed
+        self._kept[response] = (turns, size)
+        self._characters += size
+        while len(self._kept) > self._most or (self._characters > self._most_characters and self._kept):
+            _, (_, freed) = self._kept.popitem(last=False)
+            self._characters -= freed
 
 
 class ResponsesWriter(BlockWriter):
@@ -262,9 +247,10 @@ class ResponsesWriter(BlockWriter):
         self._request, self._keep = request, keep
         self._number = 0  # the next event's number
         self._output: list[Json] = []
+        self._texts = dict.fromkeys(Channel, "")
         self._calls: list[Json] = []
         self._tools = request.callable()
-        self._item = ""  # the id of the item being written
+        self._item: dict[str, Any] = {}  # the item that is being written
 
     def open(self, summary: Summary) -> Pieces:  # noqa: ARG002
         reply = self._reply("in_progress")
@@ -272,20 +258,21 @@ class ResponsesWriter(BlockWriter):
         yield self._event("in_progress", response=reply)
 
     def begin_block(self, channel: Channel) -> Pieces:
-        item = _text_item(channel, None)
-        self._item = item["id"]
-        yield self._event("output_item.added", output_index=len(self._output), item=item)
+        self._item = _text_item(channel)
+        yield self._event("output_item.added", output_index=len(self._output), item=self._item)
         yield self._part_event("content_part.added", part=_text_part(channel, ""))
 
     def block_text(self, channel: Channel, text: str) -> Json:
         return self._part_event(f"{_KINDS[channel][2]}.delta", delta=text, **_logprobs(channel))
 
     def end_block(self, channel: Channel, text: str) -> Pieces:
-        item = _text_item(channel, text, self._item)
+        part = _text_part(channel, text)
+        item = self._item | {"status": "completed", "content": [part]}
         yield self._part_event(f"{_KINDS[channel][2]}.done", text=text, **_logprobs(channel))
-        yield self._part_event("content_part.done", part=_text_part(channel, text))
+        yield self._part_event("content_part.done", part=part)
         yield self._event("output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
+        self._texts[channel] += text
 
     def call_block(self, call: ToolCall) -> Pieces:
         tool = self._tools.get(call.name) or CallableTool("", call.name, False, {})
@@ -315,13 +302,8 @@ class ResponsesWriter(BlockWriter):
 
     def _ended(self, summary: Summary) -> Json:
         """Return the whole response, and keep it for later requests."""
-        texts = {"message": "", "reasoning": ""}
-        for item in self._output:
-            texts[item["type"]] = texts.get(item["type"], "") + "".join(
-                part["text"] for part in item.get("content", ())
-            )
-        message = {"role": "assistant", "content": texts["message"], "reasoning_content": texts["reasoning"]}
-        self._keep(self._id, message | {"tool_calls": self._calls})
+        texts = {"content": self._texts[Channel.ANSWER], "reasoning_content": self._texts[Channel.THINKING]}
+        self._keep(self._id, {"role": "assistant", **texts, "tool_calls": self._calls})
         cut = {"reason": "max_output_tokens"} if summary.finish_reason == "length" else None
         reply = self._reply("completed" if cut is None else "incomplete", incomplete_details=cut, usage={
             "input_tokens": summary.prompt_tokens, "input_tokens_details": {"cached_tokens": summary.cached_tokens},
@@ -353,7 +335,7 @@ class ResponsesWriter(BlockWriter):
         return {"type": f"response.{name}", "sequence_number": self._number - 1, **fields}
 
     def _part_event(self, name: str, /, **fields: Any) -> Json:
-        return self._event(name, item_id=self._item, output_index=len(self._output), content_index=0, **fields)
+        return self._event(name, item_id=self._item["id"], output_index=len(self._output), content_index=0, **fields)
 
 
 _KINDS = {Channel.THINKING: ("reasoning", "rs", "reasoning_text"), Channel.ANSWER: ("message", "msg", "output_text")}
@@ -369,15 +351,11 @@ def _text_part(channel: Channel, text: str) -> Json:
     return {"type": _KINDS[channel][2], "text": text, **more, **_logprobs(channel)}
 
 
-def _text_item(channel: Channel, text: str | None, name: str = "") -> Json:
-    """Return the item of a thought or an answer, with the id `name`; `text` is None while it is being written."""
+def _text_item(channel: Channel) -> dict[str, Any]:
+    """Return the item of a thought or an answer that begins."""
     kind, prefix, _ = _KINDS[channel]
-    return {
-        "id": name or f"{prefix}_{secrets.token_hex(12)}", "type": kind,
-        "status": "in_progress" if text is None else "completed",
-        "content": [] if text is None else [_text_part(channel, text)],
-        **({"summary": []} if channel is Channel.THINKING else {"role": "assistant"}),
-    }  # fmt: skip
+    more: dict[str, Any] = {"summary": []} if channel is Channel.THINKING else {"role": "assistant"}
+    return {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", "content": [], **more}
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:

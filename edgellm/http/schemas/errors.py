@@ -8,22 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from edgellm.errors import (
-    ContextFull,
-    ConversationChanged,
-    ConversationTooLong,
-    EdgeError,
-    HistoryUnusable,
-    InputNotText,
-    InvalidOption,
-    MemoryShort,
-    ModelUnsupported,
-    ProfileUnusable,
-    PromptTooLong,
-    TextRefused,
-    VerifierBusy,
-    VerifierUnavailable,
-)
+from edgellm import errors
 
 _KINDS_OF_ERRORS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -71,16 +56,20 @@ def invalid_request(message: str, param: str | None = None) -> ApiError:
 
 
 _ANSWERS: dict[type[BaseException], tuple[int, str | None, float | None]] = {
-    **dict.fromkeys((InvalidOption, InputNotText, ModelUnsupported, ProfileUnusable, TextRefused), (400, None, None)),
-    PromptTooLong: (400, "context_length_exceeded", None),
-    ContextFull: (400, "context_length_exceeded", None),
-    ConversationChanged: (409, "conversation_changed", None),
-    ConversationTooLong: (413, "conversation_too_long", None),
-    HistoryUnusable: (503, "history_unusable", 2.0),
-    VerifierBusy: (503, "verifier_busy", 1.0),
-    VerifierUnavailable: (503, "verifier_lost", 2.0),
-    MemoryShort: (503, "memory_short", None),
-    EdgeError: (500, None, None),
+    errors.InvalidOption: (400, None, None),
+    errors.InputNotText: (400, None, None),
+    errors.ModelUnsupported: (400, None, None),
+    errors.ProfileUnusable: (400, None, None),
+    errors.TextRefused: (400, None, None),
+    errors.PromptTooLong: (400, "context_length_exceeded", None),
+    errors.ContextFull: (400, "context_length_exceeded", None),
+    errors.ConversationChanged: (409, "conversation_changed", None),
+    errors.ConversationTooLong: (413, "conversation_too_long", None),
+    errors.HistoryUnusable: (503, "history_unusable", 2.0),
+    errors.VerifierBusy: (503, "verifier_busy", 1.0),
+    errors.VerifierUnavailable: (503, "verifier_lost", 2.0),
+    errors.MemoryShort: (503, "memory_short", None),
+    errors.EdgeError: (500, None, None),
 }
 """The status, the code and the seconds until a repetition for each kind of error."""
 
@@ -120,16 +109,14 @@ def is_json(request: Request) -> bool:
     return kind == "application/json" or kind.endswith("+json") or request.url.path.startswith("/api/")
 
 
-def validation_error(request: Request, errors: Sequence[Any]) -> ApiError:
+def validation_error(request: Request, faults: Sequence[Any]) -> ApiError:
     """Return a sentence about the first invalid part of a request, and the parameter that it is about."""
-    if not is_json(request) and (not errors or any(error["loc"][0] == "body" for error in errors)):
+    if not is_json(request) and any(fault["loc"][0] == "body" for fault in faults):
         kind = request.headers.get("content-type", "")[:100]
         return ApiError(415, f"The Content-Type is {kind or 'missing'}. Send application/json.")
-    if not errors:
-        return ApiError(400, "The request is not as /openapi.json describes it.")
     # the alternative that came nearest: a list that is too long is of the right kind
     first = max(
-        errors, key=lambda error: (error["type"] == "too_long", len(error["loc"]), not error["type"].endswith("_type"))
+        faults, key=lambda fault: (fault["type"] == "too_long", len(fault["loc"]), not fault["type"].endswith("_type"))
     )
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")

@@ -25,6 +25,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (), "response_format": ({"type": "text"},), "format": ("text",), "output_format": (), "json_schema": (),
     "guided_json": (), "structured_outputs": (), "structural_tag": (), "grammar": (), "grammar_string": (),
     "guided_grammar": (), "ebnf": (), "regex": (), "regex_pattern": (), "guided_regex": (), "guided_choice": (),
+    "template": (), "context": (), "background": (), "conversation": (),
 }  # fmt: skip
 """Parameters of other APIs and servers that would change the text, unsupported where they have no field, each with its
 values, besides empty ones, that change nothing."""

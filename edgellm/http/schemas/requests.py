@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
@@ -40,14 +40,19 @@ class StreamOptions(RequestModel):
 
 class NamedSchema(RequestModel):
     schema_: Schema = Field({}, alias="schema", description="The schema is always kept.")
-
     _accepted = ("name", "description", "strict")
 
 
-class ResponseFormat(RequestModel):
-    type: Literal["text", "json_object", "json_schema"]
+class ReplyFormat(RequestModel):
+    """The form of a reply in other APIs, which OpenAI's chat completions take as llama.cpp does."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    schema_: Schema | None = Field(None, alias="schema")
+    _accepted = ("name", "description", "strict")
+
+
+class ResponseFormat(ReplyFormat):
     json_schema: NamedSchema | None = None
-    schema_: Schema | None = Field(None, alias="schema", description="As llama.cpp has it.")
 
 
 class GenerationRequest(ReplyRequest, fields.SamplingFields):
@@ -68,7 +73,6 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
     budget: float | None = Field(None, ge=0.0, le=1.0, description="Our extension: share of drafted chunks to verify.")
     gate: str = Field("auto", max_length=20, description=f"Our extension, chooses the chunks: {', '.join(GATES)}.")
     retrieval: str = Field("auto", max_length=200, description="Our extension: auto, off, or sources of copied drafts.")
-
     _accepted = ("user", "add_generation_prompt")
 
     @model_validator(mode="before")
@@ -92,7 +96,7 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
         name, schema = next(iter(named.items()))
         if len(named) > 1 or data.get("response_format"):
             raise invalid_request("There are several schemas of the reply. Give response_format alone.", name)
-        form = {"type": "json_schema", "json_schema": {"schema": _parsed(schema, name)}}
+        form = {"type": "json_schema", "schema": _parsed(schema, name)}
         return {key: value for key, value in data.items() if key != name} | {"response_format": form}
 
     def reply_schema(self) -> str | None:
@@ -103,43 +107,39 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
         if schema is None and form.type == "text":
             return None
         if schema is None and form.type == "json_schema":
-            raise invalid_request("response_format has no json_schema. Give it.", "response_format.json_schema")
+            raise invalid_request("The form json_schema has no schema. Give it.", "response_format")
         return json.dumps({"type": "object"} if schema is None else without_descriptions(schema))
 
     def unkept(self) -> list[str]:
         """Return the keywords of the schema that the reply may break. Raises InvalidOption for an invalid schema."""
         return [] if (schema := self.reply_schema()) is None else unkept(schema)
 
+    @abstractmethod
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
         """Return `defaults`, changed by this request's parameters. Raises ApiError where they contradict each other."""
+
+    def _options(self, defaults: ReplyOptions, context_length: int, most: int | None, **more: Any) -> ReplyOptions:
+        """Return `defaults`, changed by the common parameters, `more` options and the longest reply."""
         if self.stream_options is not None and not self.stream:
             raise invalid_request(
                 "stream_options is given, but stream is not true. Set stream to true, or leave stream_options out.",
                 "stream_options",
             )
-        most = self._max_tokens()
         return replace(
             defaults, **self.sampling() | {
                 "seed": None if self.seed in (None, -1) else self.seed & (2**64 - 1),
                 "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             },
             max_tokens=most or context_length, max_total=most, frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty, json_schema=self.reply_schema(), logprobs=self._logprobs(),
+            presence_penalty=self.presence_penalty, json_schema=self.reply_schema(),
             logit_bias={int(token): amount for token, amount in self.logit_bias.items()},
             budget=self.budget, gate=self.gate,
-            retrieval=self.retrieval if self.retrieval != "auto" else defaults.retrieval,
+            retrieval=self.retrieval if self.retrieval != "auto" else defaults.retrieval, **more,
         )  # fmt: skip
 
     @abstractmethod
     def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
         """Return for each prompt a function that takes the options and begins a reply of `pair`."""
-
-    @abstractmethod
-    def _max_tokens(self) -> int | None: ...
-
-    @abstractmethod
-    def _logprobs(self) -> int | None:
-        """Return how many other tokens' log-probabilities to report beside each token's own; None: report none."""
 
 
 def _parsed(schema: Any, name: str) -> Any:
@@ -167,7 +167,6 @@ class ContentPart(RequestModel):
     text: Text = ""
     refusal: Text = Field("", description="The text of a refusal.")
     source: JsonValue = Field(None, description="The source of a document, which is read if it is a plain text.")
-
     _accepted: ClassVar[Collection[str]] = ("annotations", "logprobs")  # in a response that is sent back
 
     @model_validator(mode="after")
@@ -208,7 +207,6 @@ class CalledFunction(RequestModel):
     arguments: Annotated[JsonValue, AfterValidator(json_text)] = Field(
         "{}", description="A JSON object, as text; any other text or data is taken as well."
     )
-
     _accepted = ("index",)  # in Ollama's API
 
 
@@ -216,7 +214,6 @@ class CallOfMessage(RequestModel):
     id: Text = ""
     type: Literal["function"] = "function"
     function: CalledFunction = CalledFunction.model_validate({})
-
     _accepted = ("index",)  # in deltas of a stream
 
     def call(self) -> ToolCall:
@@ -258,7 +255,6 @@ class FunctionSchema(RequestModel):
     name: str = Field(pattern=TOOL_NAME)
     description: Text = ""
     parameters: Schema = Field({}, description="The JSON schema of the arguments.")
-
     _accepted = ("strict",)  # arguments are not forced to fit the schema
 
 
@@ -332,9 +328,9 @@ class ChatRequest(GenerationRequest):
             arguments["reasoning_effort"] = self.reasoning_effort
         if self.enable_thinking is not None:
             arguments["enable_thinking"] = self.enable_thinking
-        chosen = super().options(defaults, context_length)
-        return replace(
-            chosen, think=think, template_args=arguments | self.chat_template_kwargs,
+        return self._options(
+            defaults, context_length, self._max_tokens(), logprobs=self._logprobs(), think=think,
+            template_args=arguments | self.chat_template_kwargs,
             tools=tuple(one.model_dump(exclude_unset=True) for one in self._callable()),
             tool_choice=self._choice(), truncation=self.truncation,
         )  # fmt: skip
@@ -396,10 +392,9 @@ class ChatRequest(GenerationRequest):
 
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1, max_length=MAX_TOKENS)]
-Texts: TypeAlias = str | list[int] | list[str] | list[list[int]]
 
 
-def as_list(given: Texts) -> list[str | list[int]]:
+def as_list(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
     """Return a text, or the ids of one text, as a list of one; return a list of several as it is."""
     if isinstance(given, str):
         return [given]
@@ -425,11 +420,8 @@ class CompletionRequest(GenerationRequest):
         None, description="Report the log-probability of each token, and of this many others; false, as in chats: none."
     )
 
+    def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
+        return self._options(defaults, context_length, self.max_tokens, logprobs=self.logprobs)
+
     def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
         return [partial(pair.complete, prompt) for prompt in as_list(self.prompt)]
-
-    def _max_tokens(self) -> int | None:
-        return self.max_tokens
-
-    def _logprobs(self) -> int | None:
-        return self.logprobs

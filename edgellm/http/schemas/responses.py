@@ -20,14 +20,6 @@ Json: TypeAlias = Mapping[str, Any]
 _T = TypeVar("_T")
 
 
-class Health(BaseModel):
-    status: Literal["ok"] = "ok"
-    models: dict[str, Literal["ok", "away"]] | None = Field(
-        None, description="Whether each model in memory can answer; away: no server behind a gateway has it now. Null"
-        " without any, and where clients need a key."
-    )  # fmt: skip
-
-
 class ModelInfo(BaseModel):
     id: str
     object: Literal["model"] = "model"
@@ -44,16 +36,6 @@ class ModelInfo(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelInfo]
-
-
-class Unloaded(BaseModel):
-    model: str
-    unloaded: bool = Field(description="false: requests use it, and it is removed after them.")
-
-
-class PhoneOut(BaseModel):
-    name: str
-    key: str
 
 
 FIGURES = (

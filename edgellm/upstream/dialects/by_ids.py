@@ -6,16 +6,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.spec.types import GREEDY
-from edgellm.upstream.dialects import read
-from edgellm.upstream.dialects.served import (
-    PROBE_SECONDS,
-    UnknownServer,
-    Upstream,
-    cached_tokens,
-    reply,
-    sampling_fields,
-    seed_at,
-)
+from edgellm.upstream.dialects import read, served
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
@@ -23,7 +14,7 @@ PATH = "/v1/completions"
 _ID = "token_id:"
 
 
-class CompletionsUpstream(Upstream):
+class CompletionsUpstream(served.Upstream):
     """A server whose /v1/completions takes token ids, many prompts at once, and answers with token ids."""
 
     dialect = "completions"
@@ -43,23 +34,25 @@ class CompletionsUpstream(Upstream):
             by_place[read.whole(read.fields(choice).get("index", 0))] = _written(choice, request.top)[0]
         if sorted(by_place) != list(range(len(prompts))):
             raise RowsUnusable(f"{len(by_place)} choices for {len(prompts)} prompts")
-        cached = cached_tokens(answer)
+        cached = served.cached_tokens(answer)
         if cached is not None and cached > len(prompts[-1]):  # Some count all prompts, vLLM the last.
             cached //= len(prompts)
-        return reply(request.fanned_out, [by_place[place] for place in range(len(prompts))], answer, cached)
+        return served.reply(request.fanned_out, [by_place[place] for place in range(len(prompts))], answer, cached)
 
     async def _continue(self, request: RowRequest) -> RowReply:
         drawing = request.drawing
         body = self._body(request.prefix.tolist(), request.places, request, drawing.temperature)
-        body |= {} if drawing.greedy else {"seed": seed_at(drawing, len(request.prefix))}
+        body |= {} if drawing.greedy else {"seed": served.seed_at(drawing, len(request.prefix))}
         answer = await self.client.post(PATH, body)
-        return reply(Tier.CONTINUE, _written(read.first_choice(answer), request.top), answer, cached_tokens(answer))
+        return served.reply(
+            Tier.CONTINUE, _written(read.first_choice(answer), request.top), answer, served.cached_tokens(answer)
+        )
 
     async def refusal(self, token: int, top: int) -> str:
         """Verify a `token`; return why that is impossible, else ""."""
         ids = np.array([token], np.int32)
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
+            async with asyncio.timeout(served.PROBE_SECONDS):
                 await self._fan_out(RowRequest(ids, ids, GREEDY, top))
         except ServerRefused as error:
             return f"it refuses several prompts of token ids (status {error.status})"
@@ -70,7 +63,7 @@ class CompletionsUpstream(Upstream):
     def _body(self, prompt: list[Any], tokens: int, request: RowRequest, temperature: float) -> dict[str, Any]:
         body = {
             "model": self.name, "prompt": prompt, "max_tokens": tokens, "stream": False,
-            "return_token_ids": True, **sampling_fields(request.sampling, temperature),
+            "return_token_ids": True, **served.sampling_fields(request.sampling, temperature),
         }  # fmt: skip
         if request.top:
             body |= {"logprobs": request.top, "return_tokens_as_token_ids": True}
@@ -86,12 +79,7 @@ def _written(choice: Any, top: int) -> tuple[Row, ...]:
         ids = [_token_id(one) for one in read.entries(said.get("tokens"))]
     if not ids:
         raise RowsUnusable("a choice without tokens")
-    if not top:
-        return tuple(Row(token) for token in ids)
-    tops = [_top(one) for one in read.entries(said.get("top_logprobs"))]
-    if len(tops) != len(ids):
-        raise RowsUnusable(f"{len(tops)} rows of log-probabilities for {len(ids)} tokens")
-    return tuple(Row(token, found) for token, found in zip(ids, tops, strict=True))
+    return served.with_tops(ids, [_top(one) for one in read.entries(said.get("top_logprobs"))] if top else ())
 
 
 def _top(found: Any) -> Top:
@@ -112,13 +100,13 @@ def named(found: Any) -> int:
     return int(name)
 
 
-async def takes_ids(server: UnknownServer, top: int = 0) -> str:
+async def takes_ids(server: served.UnknownServer, top: int = 0) -> str:
     """Ask for a token behind two prompts of ids; return why the server cannot verify by them, else "". Raises
     VerifierLost, VerifierBusy: as `HttpClient.post`, for other reasons than that."""
     return await CompletionsUpstream(server, Tier.FAN_OUT, "").refusal(server.token, top)
 
 
-async def connect(server: UnknownServer) -> CompletionsUpstream:
+async def connect(server: served.UnknownServer) -> CompletionsUpstream:
     """Return the server, of whatever kind. Raises VerifierLost if it takes no token ids."""
     if refusal := await takes_ids(server):
         raise server.unusable(refusal, "Use vLLM, SGLang, llama-server or Ollama.")

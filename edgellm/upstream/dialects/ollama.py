@@ -8,7 +8,6 @@ from edgellm.engine.gguf.writer import MAX_TOKENIZER
 from edgellm.upstream.dialects import read
 from edgellm.upstream.dialects.served import PROBE_SECONDS, UnknownServer, reply
 from edgellm.upstream.dialects.texts import TextUpstream, Written
-from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
 
 
@@ -74,12 +73,8 @@ async def connect(server: UnknownServer) -> OllamaUpstream | None:
     if "version" not in (facts := await server.facts("/api/version")):
         return None
     kind = EdgellmUpstream if "edgellm" in facts else OllamaUpstream
-    try:
-        await kind(server).probe(server.token)
-        running = await server.client.get("/api/ps")
-    except ServerRefused as error:
-        why = f"it refuses to complete a text (status {error.status})"
-        raise server.unusable(why, f"Use a newer version of {kind.dialect}, and a model that it can run.") from None
+    await kind(server).probe(server.token)
+    running = await server.client.get("/api/ps")
     models = map(read.fields, read.entries(read.fields(running.json).get("models")))
     mine = [one for one in models if server.model in (one.get("name"), one.get("model"))]
     length = read.maybe_count(mine[0].get("context_length")) if mine else None

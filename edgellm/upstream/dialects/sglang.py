@@ -7,24 +7,13 @@ computed again, and from the first drafted token on, that token would have none.
 from typing import Any
 
 from edgellm.spec.types import Sampling
-from edgellm.upstream.dialects import read
-from edgellm.upstream.dialects.served import (
-    PROBE_SECONDS,
-    UnknownServer,
-    Upstream,
-    raised,
-    reply,
-    sampling_fields,
-    scored,
-    with_tops,
-)
-from edgellm.upstream.http_client import ServerRefused
+from edgellm.upstream.dialects import read, served
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
 _PATH = "/generate"
 
 
-class SglangUpstream(Upstream):
+class SglangUpstream(served.Upstream):
     """An SGLang server."""
 
     dialect, log_switch, most_top, steers, decoded = "SGLang", "--log-requests", 64, True, "text"
@@ -45,22 +34,24 @@ class SglangUpstream(Upstream):
         found = read.entries(said.get("input_top_logprobs")) if drafted else []
         if len(found) < drafted:
             raise RowsUnusable(f"{len(found)} rows for {drafted} drafted tokens")
-        rows = [scored(_top(row)) for row in found[len(found) - drafted :]]
+        rows = [served.scored(_top(row)) for row in found[len(found) - drafted :]]
         rows += _written(answer.json, 1)[:1]
-        return reply(Tier.SCORE, rows, answer, read.maybe_count(said.get("cached_tokens")))
+        return served.reply(Tier.SCORE, rows, answer, read.maybe_count(said.get("cached_tokens")))
 
     async def _fan_out(self, request: RowRequest) -> RowReply:
         temperature = 0.0 if request.decisive else request.sampling.temperature
         body = _body(request.prompts, 1, request.sampling, temperature, request.top)
         if request.steering is not None:
-            body["sampling_params"]["logit_bias"] = {str(token): by for token, by in raised(request.steering).items()}
+            body["sampling_params"]["logit_bias"] = {
+                str(token): by for token, by in served.raised(request.steering).items()
+            }
         answer = await self.client.post(_PATH, body)
         found = read.entries(answer.json)
         if len(found) != len(request.prompts):
             raise RowsUnusable(f"{len(found)} answers to {len(request.prompts)} prompts")
         rows = [_written(one, request.top)[0] for one in found]
         cached = read.maybe_count(read.fields(found[0].get("meta_info")).get("cached_tokens"))
-        return reply(request.fanned_out, rows, answer, cached)
+        return served.reply(request.fanned_out, rows, answer, cached)
 
     async def _continue(self, request: RowRequest) -> RowReply:
         sampling = request.drawing
@@ -68,13 +59,13 @@ class SglangUpstream(Upstream):
         answer = await self.client.post(_PATH, body)
         said = read.fields(read.fields(answer.json).get("meta_info"))
         rows = _written(answer.json, request.top)
-        return reply(Tier.CONTINUE, rows, answer, read.maybe_count(said.get("cached_tokens")))
+        return served.reply(Tier.CONTINUE, rows, answer, read.maybe_count(said.get("cached_tokens")))
 
 
 def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, top: int) -> dict[str, Any]:
     body: dict[str, Any] = {
         "input_ids": ids, "stream": False,
-        "sampling_params": {"max_new_tokens": tokens, **sampling_fields(sampling, temperature)},
+        "sampling_params": {"max_new_tokens": tokens, **served.sampling_fields(sampling, temperature)},
     }  # fmt: skip
     return body | ({"return_logprob": True, "top_logprobs_num": top} if top else {})
 
@@ -88,7 +79,7 @@ def _written(found: Any, top: int) -> tuple[Row, ...]:
         ids.append(end)
     if not ids:
         raise RowsUnusable("an answer without tokens")
-    return with_tops(ids, [_top(row) for row in read.entries(said.get("output_top_logprobs"))] if top else ())
+    return served.with_tops(ids, [_top(row) for row in read.entries(said.get("output_top_logprobs"))] if top else ())
 
 
 def _top(row: Any) -> Top:
@@ -98,17 +89,13 @@ def _top(row: Any) -> Top:
     return tuple((read.whole(entry[1]), read.number(entry[0])) for entry in found)
 
 
-async def connect(server: UnknownServer) -> SglangUpstream | None:
+async def connect(server: served.UnknownServer) -> SglangUpstream | None:
     """Return the server if it is an SGLang, by the requested tier or the best. Raises VerifierLost, VerifierBusy: it is
     gone, or does not score drafts; TimeoutError: it does not answer in time."""
     if server.owner != "sglang":
         return None
     body = _body([server.token] * 3, 1, Sampling(), 0.0, 1) | {"logprob_start_len": 1}
-    try:
-        answer = await server.client.post(_PATH, body, PROBE_SECONDS)
-    except ServerRefused as error:
-        why = f"it refuses token ids (status {error.status})"
-        raise server.unusable(why, "Use a newer version of SGLang there.") from None
+    answer = await server.client.post(_PATH, body, served.PROBE_SECONDS)
     rows = read.entries(read.fields(read.fields(answer.json).get("meta_info")).get("input_top_logprobs"))
     _written(answer.json, 1)
     if rows and rows[-1] is not None:

@@ -9,17 +9,8 @@ a row. The newer runner answers only with computed rows.
 from collections.abc import Mapping
 from typing import Any
 
-from edgellm.upstream.dialects import read
+from edgellm.upstream.dialects import read, served
 from edgellm.upstream.dialects.by_ids import CompletionsUpstream, named, takes_ids
-from edgellm.upstream.dialects.served import (
-    NEUTRAL,
-    PROBE_SECONDS,
-    UnknownServer,
-    cached_tokens,
-    reply,
-    sampling_fields,
-    scored,
-)
 from edgellm.upstream.http_client import HttpAnswer, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
@@ -36,7 +27,9 @@ class VllmUpstream(CompletionsUpstream):
 
     dialect, log_switch, steers, decoded = "vLLM", "--enable-log-requests", True, "prompt"
 
-    def __init__(self, server: UnknownServer, tier: Tier, reason: str, *, top: int, counts: bool = False) -> None:
+    def __init__(
+        self, server: served.UnknownServer, tier: Tier, reason: str, *, top: int, counts: bool = False
+    ) -> None:
         """Connect; rows can have `top` likeliest tokens. `counts`: the server reports its cached tokens."""
         super().__init__(server, tier, reason)
         self.most_top, self._counts = top, counts
@@ -70,15 +63,15 @@ class VllmUpstream(CompletionsUpstream):
     async def _score(self, request: RowRequest) -> RowReply | None:
         """Return the rows; None if some of them are of cached positions."""
         ids = request.prompts[-1]
-        body = _scoring(self.name, ids, max(1, request.top), sampling_fields(request.sampling, 0.0))
+        body = _scoring(self.name, ids, max(1, request.top), served.sampling_fields(request.sampling, 0.0))
         if salt := request.salt if self._counts else request.session:
             body["cache_salt"] = salt
         answer = await self.client.post(GENERATE, body)
-        cached = cached_tokens(answer)
+        cached = served.cached_tokens(answer)
         if cached is not None and cached >= len(request.prefix):
             return None
         rows = _scored(answer, ids, len(request.draft))
-        return None if rows is None else reply(Tier.SCORE, rows, answer, cached)
+        return None if rows is None else served.reply(Tier.SCORE, rows, answer, cached)
 
 
 def _scoring(model: str, ids: list[int], top: int, sampling: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +99,7 @@ def _scored(answer: HttpAnswer, ids: list[int], drafted: int) -> tuple[Row, ...]
         top, ranked = _prompt_top(row)
         if token not in ranked:
             raise RowsUnusable(f"a row without its own token {token}")
-        rows.append(scored(top))
+        rows.append(served.scored(top))
     own = [read.whole(token) for token in read.entries(choice.get("token_ids"))]
     if len(own) != 1:
         raise RowsUnusable(f"{len(own)} tokens instead of 1")
@@ -128,7 +121,7 @@ def _prompt_top(row: Any) -> tuple[Top, set[int]]:
     return tuple((token, logprob) for _, token, logprob in likeliest), set(said)
 
 
-async def connect(server: UnknownServer) -> VllmUpstream | None:
+async def connect(server: served.UnknownServer) -> VllmUpstream | None:
     """Return the server if it is a vLLM, by the requested tier or the best. Raises VerifierLost, VerifierBusy: the
     server is gone, or takes no prompts of token ids."""
     if server.owner != "vllm":
@@ -146,12 +139,12 @@ async def connect(server: UnknownServer) -> VllmUpstream | None:
     raise server.unusable(refusal, "Use a newer version of vLLM there.")
 
 
-async def _scores(server: UnknownServer, top: int) -> bool | None:
+async def _scores(server: served.UnknownServer, top: int) -> bool | None:
     """Return whether a server that scores in one pass reports its cached tokens; None for a server that cannot."""
     ids = [server.token] * 3
-    body = _scoring(server.model, ids, top, {"temperature": 0.0, **NEUTRAL})
+    body = _scoring(server.model, ids, top, {"temperature": 0.0, **served.NEUTRAL})
     try:
-        answer = await server.client.post(GENERATE, body, PROBE_SECONDS)
+        answer = await server.client.post(GENERATE, body, served.PROBE_SECONDS)
         if _scored(answer, ids, 1) is None:
             return None
         usage = read.fields(read.fields(answer.json).get("usage") or {})

@@ -15,7 +15,7 @@ from edgellm.spec.params import MAX_LOGPROBS
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import Choice
 from edgellm.spec.verification import RetryDelay
-from edgellm.upstream.http_client import ServerURL
+from edgellm.upstream.http_client import CONNECTIONS, ServerURL
 from edgellm.upstream.opening import OpenedUpstream, UpstreamOptions, models_at, open_upstream
 
 _UNEVEN = 2  # sessions more than the least busy server that a device's last server, whose cache is warm, may have
@@ -147,10 +147,6 @@ def _common(servers: Sequence[PooledServer]) -> Capabilities:
     return Capabilities(every[0].name, positions, logprobs, rules, rules, choice)
 
 
-AT_ONCE = 128
-"""Requests in flight at a server that does not report how many it computes at once; further ones wait here."""
-
-
 class PoolOpening:
     """The opening of a gateway's servers: some at once, and servers that are away once they are back."""
 
@@ -161,7 +157,7 @@ class PoolOpening:
         """Open servers with the `tokenizers` of these model files, at least one: each model has the first of them whose
         tokens are proved to be its own. `on_news` is called with a sentence about a server that was away, from the
         thread of `look`."""
-        self._tokenizers, self._options = tuple(tokenizers), replace(options or UpstreamOptions(), connections=AT_ONCE)
+        self._tokenizers, self._options = tuple(tokenizers), options or UpstreamOptions()
         self._on_news = on_news or (lambda _text: None)
         self._closing = threading.Event()
         self._models: dict[str, ServerPool] = {}
@@ -233,7 +229,7 @@ class PoolOpening:
 
     def _open(self, url: ServerURL, name: str, text: Model) -> PooledServer:
         opened = open_upstream(f"{url.base}#{name}" if name else url.base, text, self._options)
-        return PooledServer(opened, min(opened.verifier.upstream.at_once or AT_ONCE, AT_ONCE))
+        return PooledServer(opened, min(opened.verifier.upstream.at_once or CONNECTIONS, CONNECTIONS))
 
     def _tell(self, news: str) -> None:
         if not self._closing.is_set():

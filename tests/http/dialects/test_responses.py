@@ -95,7 +95,7 @@ def test_what_is_refused(client: openai.OpenAI, ask: Ask) -> None:
         ({"input": []}, "The prompt is empty. Write a question."),
         ({"background": True}, "background is True"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "there are no tools"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format has no schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "has no schema"),
         ({"model": "other"}, "is not served here"),
     ):
         with pytest.raises(openai.APIStatusError, match=said):
