@@ -32,9 +32,9 @@ from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.errors import EdgeError, InvalidOption, size
 from edgellm.http.catalogs import ModelDefaults, NamedModels, PairOpener
 from edgellm.http.model_host import ServedModel
-from edgellm.http.status import MeshRecorder
 from edgellm.llm import LLM
 from edgellm.llm.cost_curves import ModelCurve
+from edgellm.llm.mesh_timeline import MeshRecorder
 from edgellm.llm.model_loading import OpenedVerifier, eagle3_named, named, sampling_behind
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.discovery.interfaces import chosen_hosts

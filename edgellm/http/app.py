@@ -37,7 +37,6 @@ _POLICY = (
     " manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HTTP_MESSAGES = {
-    400: "The body cannot be read as JSON. Send a JSON object in UTF-8.",
     404: "There is nothing at this path. /openapi.json describes every path.",
     405: "This path does not support this method. /openapi.json describes every path.",
 }

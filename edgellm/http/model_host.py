@@ -24,8 +24,8 @@ from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelNotFound,
 from edgellm.http.admission import stopping
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.responses import ModelInfo
-from edgellm.http.status import MeshRecorder
 from edgellm.llm import LLM
+from edgellm.llm.mesh_timeline import MeshRecorder
 from edgellm.llm.model_loading import PairMemory
 from edgellm.spec.params import ReplyOptions
 from edgellm.system import mapped_memory

@@ -24,7 +24,7 @@ from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, api_error
 from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
 from edgellm.http.schemas.responses import Event, TextDelta, Writer, WrittenReply, json_bytes
-from edgellm.http.status import MeshRecorder
+from edgellm.llm.mesh_timeline import MeshRecorder
 from edgellm.sleeping import AWAKE
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Summary

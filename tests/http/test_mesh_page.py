@@ -11,8 +11,8 @@ from edgellm.coldstart.plan import predict
 from edgellm.engine import ModelFile
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
-from edgellm.http.status import MeshRecorder
 from edgellm.llm.mesh_llm import MeshOptions, OpenedMesh, Workload, open_mesh, place_described
+from edgellm.llm.mesh_timeline import MeshRecorder
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.fleet_file import read_fleet
 from edgellm.mesh.layer_sources import WholeModel

@@ -13,7 +13,6 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -82,10 +81,9 @@ class BodyRoute(APIRoute):
                 text = data.decode("utf-8-sig")  # json could guess another encoding than was counted
                 found = json.loads(_LONE.sub(lambda match: r"\ufffd" if match[1] else match[0], text))
             except json.JSONDecodeError as error:
-                fault = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}, "input": {}}
-                raise RequestValidationError([fault]) from error
+                raise invalid_request(f"The body is not JSON: {error.msg} at character {error.pos}.") from error
             except (ValueError, RecursionError) as error:
-                raise HTTPException(400) from error
+                raise invalid_request("The body cannot be read as JSON. Send a JSON object in UTF-8.") from error
             value, errors = field.validate(found, {}, loc=("body",))
             if errors:
                 raise RequestValidationError(errors)

@@ -118,8 +118,6 @@ def validation_error(request: Request, faults: Sequence[Any]) -> ApiError:
     first = max(
         faults, key=lambda fault: (fault["type"] == "too_long", len(fault["loc"]), not fault["type"].endswith("_type"))
     )
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
     name = ".".join(part for part in map(str, first["loc"][1:]) if _FIELD.fullmatch(part) and part not in _TYPES)
     what, value = name or "The body", first["input"]
     if first["type"] == "missing":
