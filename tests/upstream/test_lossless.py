@@ -176,7 +176,7 @@ def test_no_default_model_is_taken_for_one_of_a_server_that_does_not_tell_its_to
     for draft in (DEFAULT, "none"):
         with pytest.raises(VocabularyMismatch, match="does not tell its tokens") as refused:
             LLM.open(draft, server.url, threads=1)
-        assert "-m" in refused.value.next_step
+        assert "--draft" in refused.value.next_step
     LLM.open("none", server.url, tokenizer=f32_pair[0], threads=1).close()
 
 
