@@ -19,22 +19,14 @@ from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Text, Types
-from edgellm.http.schemas.requests import (
-    MEDIA,
-    TEXT_PARTS,
-    ChatRequest,
-    ContentPart,
-    FunctionSchema,
-    Parts,
-    ReplyFormat,
-)
+from edgellm.http.schemas.requests import PARTS, ChatRequest, ContentPart, FunctionSchema, Parts, ReplyFormat
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel
 
 Turn: TypeAlias = dict[str, Any]
 """A message of a chat completion."""
-_PARTS = (*TEXT_PARTS, "reasoning_text", "summary_text", *MEDIA)
+_PARTS = (*PARTS, "reasoning_text", "summary_text")
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _ITEMS = ("message", "reasoning", "additional_tools", *_CALLS, *(f"{name}_output" for name in _CALLS))
 _TOOLS = ("function", "custom", "namespace")

@@ -152,12 +152,12 @@ def _parsed(schema: Any, name: str) -> Any:
         raise invalid_request(f"{name} is no JSON. Give a JSON schema.", name) from None
 
 
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 MEDIA = (
     "image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "file", "input_file", "document",
 )  # fmt: skip
 """Types of parts that are no text. A picture in the last question is refused, and left out of the history: a reply that
 does not know what is asked would be wrong, but a conversation need not end for one."""
+PARTS = ("text", "input_text", "output_text", "refusal", *MEDIA)
 
 
 class ContentPart(RequestModel):
@@ -233,7 +233,7 @@ class ChatMessage(RequestModel):
         [], max_length=100, description="Texts before a user's question, which truncation keeps. Our extension."
     )
 
-    _types: ClassVar[Types] = {"content": (*TEXT_PARTS, *MEDIA), "tool_calls": ("function",)}
+    _types: ClassVar[Types] = {"content": PARTS, "tool_calls": ("function",)}
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:

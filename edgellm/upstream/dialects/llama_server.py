@@ -43,18 +43,13 @@ class LlamaServerUpstream(Upstream):
         if found.get("stop_type") == "eos" and self._end_of_turn is not None and not self._ends(tokens, request):
             tokens.append(self._end_of_turn)
         timings = read.fields(found.get("timings") or {})
+        seconds = read.seconds(timings.get("prompt_ms"), timings.get("predicted_ms"), per_second=1e3)
         rows = with_tops(tokens, _tops(found) if request.top else ())
-        return reply(Tier.CONTINUE, rows, answer, read.maybe_count(timings.get("cache_n")), _seconds(timings))
+        return reply(Tier.CONTINUE, rows, answer, read.maybe_count(timings.get("cache_n")), seconds)
 
     def _ends(self, tokens: Sequence[int], request: RowRequest) -> bool:
         """Return whether the token that ended the text is among `tokens`, as only in some versions."""
         return len(tokens) >= request.places or tokens[-1:] == [self._end_of_turn]
-
-
-def _seconds(timings: Mapping[str, Any]) -> float | None:
-    found = [timings.get(name) for name in ("prompt_ms", "predicted_ms")]
-    known = [read.number(one) for one in found if one is not None]
-    return sum(known) / 1e3 if known and all(0.0 <= one < 1e7 for one in known) else None
 
 
 def _tops(found: Mapping[str, Any]) -> list[Top]:

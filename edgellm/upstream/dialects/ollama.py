@@ -30,8 +30,8 @@ class OllamaUpstream(TextUpstream):
         answer = await self.client.post("/api/generate", body)
         found = read.fields(answer.json)
         written = Written(read.text(found.get("response")), found.get("done_reason") == "stop", _pieces(found))
-        seconds = sum(_seconds(found.get(name)) for name in ("prompt_eval_duration", "eval_duration"))
-        return written, reply(Tier.CONTINUE, (), answer, seconds=seconds or None)
+        seconds = read.seconds(found.get("prompt_eval_duration"), found.get("eval_duration"), per_second=1e9)
+        return written, reply(Tier.CONTINUE, (), answer, seconds=seconds)
 
 
 class EdgellmUpstream(OllamaUpstream):
@@ -60,11 +60,6 @@ def _pieces(found: Any) -> tuple[bytes, ...] | None:
             raise RowsUnusable("bytes that are none")
         pieces.append(bytes(codes) or read.text(one.get("token")).encode())
     return tuple(pieces)
-
-
-def _seconds(nanoseconds: Any) -> float:
-    found = 0.0 if nanoseconds is None else read.number(nanoseconds) / 1e9
-    return found if 0.0 <= found < 1e4 else 0.0
 
 
 async def connect(server: UnknownServer) -> OllamaUpstream | None:

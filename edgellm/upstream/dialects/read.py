@@ -43,6 +43,12 @@ def maybe_count(found: Any) -> int | None:
     return found if type(found) is int and 0 <= found < MAX_CONTEXT else None
 
 
+def seconds(*durations: Any, per_second: float) -> float | None:
+    """Return the sum of durations, each of which a server may leave out; None without any, or for impossible ones."""
+    known = [number(one) / per_second for one in durations if one is not None]
+    return sum(known) if known and all(0.0 <= one < 1e4 for one in known) else None
+
+
 def first_choice(answer: HttpAnswer) -> Mapping[str, Any]:
     """Return the first completion of an answer by OpenAI's API."""
     if not (choices := entries(fields(answer.json).get("choices"))):

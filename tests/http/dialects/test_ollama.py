@@ -85,7 +85,7 @@ def test_a_body_is_json_whatever_its_type_is_said_to_be(ask: Ask) -> None:
 def test_errors_are_the_clients_own(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match=r"options.temperature is 900. Give a number of at most 100"):
         client.chat(**{**ASKED, "options": {"temperature": 900}})
-    with pytest.raises(ollama.ResponseError, match="suffix is not supported"):
+    with pytest.raises(ollama.ResponseError, match="suffix is 'b', which is not supported"):
         client.generate("edgellm-verifier", "a", suffix="b")
     image: Any = {"role": "user", "content": "What is it?", "images": ["aGVsbG8="]}
     with pytest.raises(ollama.ResponseError, match="read only text"):
