@@ -1,11 +1,12 @@
-"""llama.cpp's own batches, watched."""
+"""llama.cpp's own batches, watched; and what a model writes alone."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 
-from edgellm.engine import llama_api
+from edgellm.engine import Context, Ids, llama_api
 
 FEW = 16  # rows; a decode of more is a prompt's
 
@@ -29,3 +30,14 @@ def watch_decodes(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
     monkeypatch.setattr(llama_api, "_decode", watched)
     return seen, meanwhile
+
+
+def greedy(context: Context, prompt: Ids, n: int) -> list[int]:
+    """Return the `n` tokens that a model writes behind a prompt, of one decode each."""
+    context.clear()
+    written: list[int] = []
+    ids = prompt
+    for _ in range(n):
+        written.append(int(context.decode(ids)[0].argmax()))
+        ids = np.array(written[-1:], dtype=np.int32)
+    return written

@@ -1,16 +1,17 @@
 """A pair of any architecture writes what its verifier writes alone, whatever kind of cache the two have."""
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Context, ContextSpec, Model
+from edgellm.engine import Context, ContextSpec, Ids, Model
 from edgellm.engine.gguf.cuttable import RULES
 from edgellm.errors import InvalidOption
 from tests.conftest import Architectures
+from tests.decodes import greedy
 
 NOTES = "The mug is on the shelf. The key is in the drawer. The mug is on the shelf and the key is in the drawer."
 QUESTION = f"{NOTES}\n\nWhere is the mug, and where is the key?"
@@ -28,15 +29,10 @@ def written(llm: LLM, **options: Any) -> list[int]:
     return [token.id for token in llm.reply(QUESTION, max_tokens=TOKENS, **options)]
 
 
-def alone(model: Model, prompt: np.ndarray) -> list[int]:
-    """Return the greedy reply, one token at a time."""
-    found: list[int] = []
-    with Context(model, ContextSpec(n_ctx=512, threads=1)) as context:
-        row = context.decode(prompt)[0]
-        while len(found) < TOKENS and not model.is_eog(token := int(row.argmax())):
-            found.append(token)
-            row = context.decode(np.array([token], dtype=np.int32))[0]
-    return found
+def alone(path: Path, prompt: Ids) -> list[int]:
+    """Return the model's own greedy reply."""
+    with Model.load(path, faults=()) as model, Context(model, ContextSpec(n_ctx=512, threads=1)) as context:
+        return [*takewhile(lambda token: not model.is_eog(token), greedy(context, prompt, TOKENS))]
 
 
 @pytest.mark.parametrize("name", HYBRIDS + OTHERS)
@@ -44,8 +40,7 @@ def test_a_pair_writes_what_its_verifier_writes_alone(architectures: Architectur
     verifier, draft = architectures(name), architectures(name, 0.12)
     with LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair:
         prompt = pair.prompt_ids(QUESTION)
-        with Model.load(verifier, faults=()) as model:
-            expected = alone(model, prompt)
+        expected = alone(verifier, prompt)
         assert len(set(expected)) > 4
         for mode, options in MODES.items():
             if mode == "early exit" and name not in RULES:
@@ -64,8 +59,7 @@ def test_one_model_alone_copies_and_stays_itself(architectures: Architectures, n
     path = architectures(name)
     with LLM.open(None, path, threads=1, n_ctx=512, history=False) as llm:
         prompt = llm.prompt_ids(QUESTION)
-        with Model.load(path, faults=()) as model:
-            expected = alone(model, prompt)
+        expected = alone(path, prompt)
         assert written(llm) == written(llm) == expected
 
 

@@ -20,6 +20,7 @@ from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import GREEDY, Chunk, Sampling
+from tests.decodes import greedy
 from tests.mesh.folder import FolderLayers
 from tests.verifier.asking import judged
 
@@ -121,12 +122,7 @@ class Whole:
 
     def text(self, prompt: Ids, n: int) -> list[int]:
         """Its own greedy text."""
-        self.context.clear()
-        found, ids = [], prompt
-        for _ in range(n):
-            found.append(int(self.context.decode(ids)[0].argmax()))
-            ids = np.array(found[-1:], dtype=np.int32)
-        return found
+        return greedy(self.context, prompt, n)
 
     def close(self) -> None:
         self.context.close()

@@ -25,6 +25,7 @@ from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk
 from tests.conftest import Architectures
+from tests.decodes import greedy
 from tests.engine.logits import some_ids
 from tests.rpc.strangers import befriend, device
 from tests.rpc_engine.processes import model_processes, rpc_servers
@@ -47,13 +48,8 @@ def hybrid(architectures: Architectures) -> ModelFile:
 
 @pytest.fixture(scope="module")
 def alone(hybrid: ModelFile) -> list[int]:
-    found: list[int] = []
     with Model.load(hybrid) as model, Context(model, ContextSpec(n_ctx=256, threads=1)) as context:
-        ids = PROMPT
-        for _ in range(TOKENS):
-            found.append(int(context.decode(ids)[0].argmax()))
-            ids = np.array(found[-1:], dtype=np.int32)
-    return found
+        return greedy(context, PROMPT, TOKENS)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """A verifier on an f32 copy of the bundled one, served in this process."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from shutil import copyfile
 
@@ -14,6 +15,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import LocalVerifier
+from tests.decodes import greedy
 from tests.rpc.conftest import guest, host
 from tests.waiting import until
 
@@ -64,17 +66,7 @@ def wait_for(words: str, events: list[str]) -> None:
 def alone(exact: Model) -> Iterator[Alone]:
     """The verifier's own greedy text: `alone(prompt, n)` are the next `n` tokens."""
     with Context(exact, ContextSpec(n_ctx=POSITIONS, threads=1)) as context:
-
-        def write(prompt: Ids, n: int) -> list[int]:
-            context.clear()
-            written: list[int] = []
-            ids = prompt
-            for _ in range(n):
-                written.append(int(context.decode(ids)[0].argmax()))
-                ids = np.array(written[-1:], dtype=np.int32)
-            return written
-
-        yield write
+        yield partial(greedy, context)
 
 
 @pytest.fixture(scope="module")
