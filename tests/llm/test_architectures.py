@@ -36,7 +36,9 @@ def alone(path: Path, prompt: Ids) -> list[int]:
 
 
 @pytest.mark.parametrize("name", HYBRIDS + OTHERS)
-def test_a_pair_writes_what_its_verifier_writes_alone(architectures: Architectures, name: str) -> None:
+def test_a_pair_writes_what_its_verifier_writes_alone(
+    architectures: Architectures, name: str, rows_are_cheap: None
+) -> None:
     verifier, draft = architectures(name), architectures(name, 0.12)
     with LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair:
         prompt = pair.prompt_ids(QUESTION)
@@ -55,7 +57,7 @@ def test_a_pair_writes_what_its_verifier_writes_alone(architectures: Architectur
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_one_model_alone_copies_and_stays_itself(architectures: Architectures, name: str) -> None:
+def test_one_model_alone_copies_and_stays_itself(architectures: Architectures, name: str, rows_are_cheap: None) -> None:
     path = architectures(name)
     with LLM.open(None, path, threads=1, n_ctx=512, history=False) as llm:
         prompt = llm.prompt_ids(QUESTION)
