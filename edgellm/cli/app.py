@@ -52,7 +52,7 @@ WIDTH = 100
 SHORT = 14
 """Most options of a page that is shown whole; longer pages leave out the options in `PANELS`, and examples."""
 _SHORT_EXAMPLES = 6
-_NAMES_WIDTH = 34  # columns of the names of options; longer names have a line of their own
+_NAMES_WIDTH = 36  # columns of the names of options, at most
 PANELS = (
     "Conversation", "Several devices", "Drafts and verification", "Sampling", "Thinking", "HTTP", "Worker", "Hardware",
     "Output",
@@ -146,18 +146,13 @@ def _section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[Renderable
     if not rows:
         return
     yield Text(f"\n{title}:", "bold")
-    width = max((len(name) for name, _ in rows if len(name) <= _NAMES_WIDTH), default=0)
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    lines.add_column(max_width=_NAMES_WIDTH)
     for name, meaning in rows:
-        head = Text(f"  {name}", _NAME)
-        if len(name) > width:
-            yield head
-            head = Text()
-        line = Table.grid(padding=(0, 2, 0, 0))
-        line.add_column(width=width + 2)
-        line.add_column()
         found = _NOTE.fullmatch(meaning)
-        line.add_row(head, Text(meaning) if found is None else Text.assemble(found[1], (f" [{found[2]}]", "dim")))
-        yield line
+        note = Text(meaning) if found is None else Text.assemble(found[1], (f" [{found[2]}]", "dim"))
+        lines.add_row(Padding(Text(name, _NAME), (0, 0, 0, 2)), note)
+    yield lines
 
 
 def _rows(parameters: Sequence[Any], ctx: typer.Context) -> list[tuple[str, str]]:

@@ -310,11 +310,6 @@ class HardwareOptions:
     mlock: Values = _hardware("on|off", "off")
     reproducible: Values = _hardware("on|off", "off")
 
-    @property
-    def given(self) -> dict[str, Values]:
-        """Return the options that were given, by their names."""
-        return {one.name: values for one in fields(self) if (values := getattr(self, one.name))}
-
     def of(self, role: str) -> Hardware:
         """Return the hardware of the draft model or the verifier. Raise InvalidOption for an unknown value."""
         from edgellm.engine.hardware import ALL_LAYERS, Hardware

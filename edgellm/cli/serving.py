@@ -6,7 +6,7 @@ import gc
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -221,7 +221,8 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
     served, link = asked.served, asked.link
     how = upstream_options(served.upstream_tier, served.upstream_key_file, "--upstream-tier") or UpstreamOptions()
     why = "has no meaning with --upstream: its servers compute, and keep the texts"
-    refuse_given(ctx, (*asked.hardware.given, "draft", "sessions"), why, "Leave it out.")
+    hardware = (one.name for one in fields(HardwareOptions))
+    refuse_given(ctx, (*hardware, "draft", "sessions"), why, "Leave it out.")
     if not served.model:
         raise InvalidOption(
             "--upstream needs a model with the server's tokenizer.",

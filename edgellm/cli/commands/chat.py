@@ -91,7 +91,8 @@ def chat(
     if models.mesh is None:
         pair = opener.open(models.draft, models.verifier, models.peer, talk.profile)
     else:
-        from edgellm.cli.commands.mesh import over_devices, reports_on
+        from edgellm.cli.commands.mesh import over_devices
+        from edgellm.cli.views.mesh_view import Reports
         from edgellm.engine import Message
         from edgellm.llm import compose
 
@@ -100,7 +101,9 @@ def chat(
         over, mesh = over_devices(
             models, wanted.max_tokens, hardware, messages=asked, explain=talk.explain, history=talk.history
         )
-        pair, reports = opener.prepare(over), reports_on(mesh, talk)
+        pair = opener.prepare(over)
+        if mesh is not None:  # over RPC no device measures its work
+            reports = Reports(mesh, as_json=talk.as_json)
     session = Chat(
         pair, wanted, context=texts, system=talk.system, remember=opener.recall(pair), stored=stored, reports=reports
     )

@@ -21,13 +21,11 @@ from edgellm.cli.commands.mesh_devices import (
 )
 from edgellm.cli.views.console import emit_json, say
 from edgellm.cli.views.progress import Loading, activity
-from edgellm.cli.views.reply_printer import Display
 from edgellm.errors import ContextFull, InvalidOption, PlanImpossible
 from edgellm.layer_range import HERE
 from edgellm.storage import resolve
 
 if TYPE_CHECKING:
-    from edgellm.cli.views.mesh_view import Reports
     from edgellm.coldstart.problem import Fleet
     from edgellm.engine import Message, Model, ModelFile
     from edgellm.llm import LLM
@@ -47,31 +45,28 @@ def plan(
 ) -> None:
     from edgellm.cli.views.mesh_view import print_rpc_plan, rpc_figures, say_context
     from edgellm.engine import ModelFile
-    from edgellm.llm.mesh_llm import Workload, planned_positions
     from edgellm.mesh import part_of
 
     described = asked.devices is not None or asked.preset is not None
     _check_hardware(ctx, described=described, has_file=model is not None)
     file = None if model is None else ModelFile.open(resolve(model))
-    own, tokens = hardware.of(options.VERIFIER), asked.tokens_in + asked.tokens_out
-    own = replace(own, n_ctx=None if file is None else planned_positions(file, own.n_ctx, tokens))
-    workload = Workload(asked.tokens_in, asked.tokens_out, asked.objective, hardware=own, cold=not asked.warm)
+    workload = asked.workload(file, hardware.of(options.VERIFIER))
     if described or model is None or file is None:
         _show_stages(asked, file, _fleet(asked), workload, as_json=as_json)
         return
     choice = engine_for(file, asked.engine)
     workers = find_home_workers(asked.peer)
-    survey = survey_workers(file, workers, asked.measure, own, by_stand_in=choice.over_rpc)
+    survey = survey_workers(file, workers, asked.measure, workload.hardware, by_stand_in=choice.over_rpc)
     row: dict[str, Any] = {"engine": choice.engine, "engine_reason": choice.reason, "doubtful": survey.doubts()}
     if not choice.over_rpc:
         _show_stages(asked, file, survey.fleet(), workload, survey, row | {"units": units(survey)}, as_json=as_json)
         return
     placed = part_of("rpc", "opening").place_over_rpc(file, survey, workload)
     if as_json:
-        emit_json(row | {"reason": choice.reason, **rpc_figures(placed), "context_length": own.n_ctx})
+        emit_json(row | {"reason": choice.reason, **rpc_figures(placed), "context_length": workload.hardware.n_ctx})
         return
     print_rpc_plan(placed, model)
-    say_context(own.n_ctx)
+    say_context(workload.hardware.n_ctx)
     print_units(survey)
 
 
@@ -163,13 +158,6 @@ def run(
     mesh = split or (AUTO if devices is None else str(devices))
     given = ("--draft", "none", "--verifier", checked_first(model), "--mesh", mesh, "--objective", "ttft")
     return talk(context, [*given, "--no-history", *(words or ())])
-
-
-def reports_on(opened: OpenedMesh | None, display: Display) -> Reports | None:
-    """Return what reports on the replies of a mesh; None over RPC, where no device measures its work."""
-    from edgellm.cli.views.mesh_view import Reports
-
-    return None if opened is None else Reports(opened, as_json=display.as_json)
 
 
 def over_devices(

@@ -21,6 +21,7 @@ from edgellm.storage import fingerprint, resolve
 if TYPE_CHECKING:
     from edgellm.engine import ModelFile
     from edgellm.engine.hardware import Hardware
+    from edgellm.llm.mesh_llm import Workload
     from edgellm.mesh.deploy import DeployProgress
     from edgellm.mesh.fleet_profiler import MeasuredSpeed, Survey
     from edgellm.rpc.layers import Worker
@@ -41,6 +42,14 @@ class PlanOptions:
     warm: bool = option(False, names=("--warm",))
     time_limit: float = option(10.0, "SECONDS", least=0.0)
     measure: bool = option(False, names=("--measure",))
+
+    def workload(self, file: ModelFile | None, own: Hardware) -> Workload:
+        """Return the reply that is planned for, with this device's `own` hardware."""
+        from edgellm.llm.mesh_llm import Workload, planned_positions
+
+        tokens = self.tokens_in + self.tokens_out
+        own = replace(own, n_ctx=None if file is None else planned_positions(file, own.n_ctx, tokens))
+        return Workload(self.tokens_in, self.tokens_out, self.objective, hardware=own, cold=not self.warm)
 
 
 def peers(
@@ -272,14 +281,13 @@ def _advised(file: ModelFile, asked: PlanOptions, own: Hardware) -> tuple[tuple[
     """Return the shares of the best plan, which is printed, and the workers by name."""
     from edgellm.cli.views.mesh_view import say_context
     from edgellm.coldstart.plan import plan
-    from edgellm.llm.mesh_llm import PLAN_SECONDS, Workload, planned_positions, within
+    from edgellm.llm.mesh_llm import PLAN_SECONDS, within
 
-    own = replace(own, n_ctx=planned_positions(file, own.n_ctx, asked.tokens_in + asked.tokens_out))
-    workload = Workload(asked.tokens_in, asked.tokens_out, asked.objective, hardware=own)
-    survey = survey_workers(file, find_home_workers(asked.peer), False, own)
+    workload = asked.workload(file, own)
+    survey = survey_workers(file, find_home_workers(asked.peer), False, workload.hardware)
     found = plan(workload.home(file, survey.fleet()), within(PLAN_SECONDS))
     say(found.advice)
-    say_context(own.n_ctx)
+    say_context(workload.hardware.n_ctx)
     return found.advised.shares, dict(survey.workers)
 
 

@@ -14,8 +14,6 @@ from edgellm.cli.views.console import print_event
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import ReplyOptions
 
-_AT_ONCE = {"pair": 8, "verifier": 8, "worker": 1}  # replies over HTTP
-
 
 class _OneLine(logging.Formatter):
     """A formatter with one line per record, so that text from another device cannot forge a second one."""
@@ -56,9 +54,7 @@ def serve(
     if served.keep_awake != "off":
         AWAKE.begin(keep_alive_seconds(served.keep_awake, "--keep-awake"), print_event)
     tidy()
-    replies, at_once = ReplyOptions(**think.fields()), http.replies
-    if at_once is None:
-        at_once = _AT_ONCE[served.role]
+    replies, at_once = ReplyOptions(**think.fields()), 8 if http.replies is None else http.replies
     check_role(served.role, ctx)
     if not served.upstream:
         tier_and_key = ("upstream_tier", "upstream_key_file")

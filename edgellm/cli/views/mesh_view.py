@@ -109,10 +109,8 @@ def _chart(bars: Sequence[_Bar], end: float, width: int) -> list[Text]:
     cells = max(20, min(_WIDEST, width - _OTHERS))
     cell, lines = (end or 1.0) / cells, []
     for name, (_, kind, spans, finish) in zip(names, bars, strict=True):
-        line, row = (
-            Text(name.ljust(column) + kind),
-            [_activity(spans, at * cell, (at + 1) * cell) for at in range(cells)],
-        )
+        line = Text(name.ljust(column) + kind)
+        row = [_activity(spans, at * cell, (at + 1) * cell) for at in range(cells)]
         for doing, run in groupby(row):
             mark, style = MARKS.get(doing, (" ", ""))
             line.append(mark * len(list(run)), style)
