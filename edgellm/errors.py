@@ -40,13 +40,9 @@ class EdgeError(Exception):
 
 
 class ProfileStopped(EdgeError):
-    """A profile was interrupted. `done` of `total` prompts are kept for the next run, if they are `kept`."""
+    """A profile was interrupted; the next step says whether its prompts so far are kept for the next run."""
 
     exit_code = 130
-
-    def __init__(self, what: str, next_step: str, done: int = 0, total: int = 0, *, kept: bool = False) -> None:
-        super().__init__(what, next_step)
-        self.done, self.total, self.kept = done, total, kept
 
 
 class InvalidOption(EdgeError):

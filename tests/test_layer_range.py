@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.errors import DeviceLost, EdgeError, InvalidOption, ProfileStopped
+from edgellm.errors import DeviceLost, EdgeError, InvalidOption, VerifierBusy
 from edgellm.layer_range import LayerRange, chain
 
 
@@ -44,7 +44,7 @@ def test_people_count_from_1() -> None:
     [
         DeviceLost("The connection to desk is lost.", "Start it again."),
         InvalidOption("--budget is 2.", "Give a share from 0 to 1."),
-        ProfileStopped("Stopped.", "Run it again.", 3, 9, kept=True),
+        VerifierBusy("The verifier is busy.", "Try again.", 3.0),
     ],
     ids=lambda error: type(error).__name__,
 )

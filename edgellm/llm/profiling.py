@@ -81,8 +81,7 @@ def profile_pair(
         raise ProfileStopped(
             f"The profile was stopped after {len(done.runs)} of {len(prompts)} prompts.",
             "Run the same command to continue." if kept else "Nothing is kept of it: start it again.",
-            len(done.runs), len(prompts), kept=kept,
-        ) from None  # fmt: skip
+        ) from None
     fitted = build(runs, terms, prompts=prompts, hesitates=below)
     profile = replace(fitted, batch_seconds=batch)
     done.remove()

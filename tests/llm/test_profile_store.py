@@ -249,7 +249,8 @@ def test_an_interrupted_profile_goes_on_and_is_the_same(pair: LLM, home: Path, m
     whole = pair.profile(FEW, max_tokens=MOST)
     assert not list((home / "data" / "profiles").glob("*"))  # while it was slow, its progress was saved
     stopped = interrupt(pair, 3)
-    assert (stopped.done, stopped.kept) == (3, True)
+    assert "after 3 of" in stopped.what
+    assert "to continue" in stopped.next_step
     (file,) = (home / "data" / "profiles").iterdir()
     assert file.stat().st_mode & 0o077 == 0
     recorded = calls_of(monkeypatch, PairProfiler, "record")
@@ -261,11 +262,11 @@ def test_an_interrupted_profile_goes_on_and_is_the_same(pair: LLM, home: Path, m
 
 def test_progress_of_other_prompts_or_options_is_not_used(pair: LLM, home: Path) -> None:
     interrupt(pair, 2)
-    assert interrupt(pair, 1, gamma=3).done == 1
+    assert "after 1 of" in interrupt(pair, 1, gamma=3).what
     (file,) = (home / "data" / "profiles").iterdir()
     assert len(json.loads(file.read_text())) == 2  # the terms and one prompt
     file.write_text("[{}, nonsense")
-    assert interrupt(pair, 0).done == 0
+    assert "after 0 of" in interrupt(pair, 0).what
 
 
 def test_progress_has_no_words_in_it_and_is_forgotten_with_the_history(pair: LLM, home: Path) -> None:
@@ -288,7 +289,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 def test_without_a_history_nothing_is_kept_of_an_interrupted_profile(f32_pair: tuple[Path, Path], home: Path) -> None:
     with LLM.open(*f32_pair, threads=1, history=False) as pair:
-        assert not interrupt(pair, 2).kept
+        assert "Nothing is kept" in interrupt(pair, 2).next_step
     assert not (home / "data" / "profiles").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from edgellm.cli import options
 from edgellm.cli.options import option
 from edgellm.cli.views.console import emit_json, facts, out, read_text, say, table
 from edgellm.cli.views.progress import Loading
-from edgellm.errors import InvalidOption, ProfileStopped
+from edgellm.errors import InvalidOption
 from edgellm.spec.params import BUDGET_CHUNK
 from edgellm.storage import History
 
@@ -56,17 +57,11 @@ def profile(
     with pair:
         with Loading("hashing") as hashing:
             pair.hash_models(hashing)
-        try:
-            with Loading("profiling", "prompts") as profiling:
-                found = pair.profile(
-                    read, gamma=measure.gamma, max_tokens=measure.max_tokens, layers=measure.layer or None,
-                    context_lookup=measure.context_lookup,
-                    progress=lambda done, total: profiling(pair.name, done, total),
-                )  # fmt: skip
-        except ProfileStopped as stopped:
-            if measure.as_json:
-                emit_json({"stopped": True, "done": stopped.done, "prompts": stopped.total})
-            raise
+        with Loading("profiling", "prompts") as profiling:
+            found = pair.profile(
+                read, gamma=measure.gamma, max_tokens=measure.max_tokens, layers=measure.layer or None,
+                context_lookup=measure.context_lookup, progress=partial(profiling, pair.name),
+            )  # fmt: skip
         try:
             if (path := measure.output) is not None:
                 keep_profile(found, path)
