@@ -138,10 +138,6 @@ class Block:
         """Return the number of positions in a sequence's cache."""
         return self._context.length(seq)
 
-    def clear(self, seq: int = 0) -> None:
-        """Empty a sequence."""
-        self._context.clear(seq)
-
     def close(self) -> None:
         """Free the cache's memory."""
         self._context.close()

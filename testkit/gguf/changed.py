@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 
 import gguf
@@ -13,11 +14,16 @@ from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.reader import F32, TensorInfo, raw_entries
 
 
+def copy(source: BufferedReader, t: TensorInfo) -> writer.NewTensor:
+    """Return a tensor of an open file as it is."""
+    return writer.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(writer.copied, source, t))
+
+
 def with_entries(source: Path, target: Path, entries: Mapping[str, bytes]) -> Path:
     """Write a copy of a model with `entries` of `writer`, new or in place of those there, and return `target`."""
     header = check_gguf(source)
     with source.open("rb") as opened:
-        tensors = [writer.NewTensor.copy(opened, t) for t in header.tensors]
+        tensors = [copy(opened, t) for t in header.tensors]
         values = (raw_entries([opened], header) | dict(entries)).values()
         writer.write(target, writer.portions(header, values, tensors))
     return target

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from edgellm.engine import check_gguf
 from edgellm.engine.gguf.reader import raw_entries
-from edgellm.engine.gguf.writer import NewTensor, portions, write
+from edgellm.engine.gguf.writer import portions, write
+from testkit.gguf.changed import copy
 
 _UINT16, _INT32 = 2, 5  # GGUF value types of the keys that llama.cpp reads
 
@@ -27,7 +28,7 @@ def split(src: Path, folder: Path, parts: int, *, empty_first: bool = False) -> 
                 *(metadata if number == 0 else ()), entry("split.no", number), entry("split.count", parts),
                 entry("split.tensors.count", len(header.tensors), _INT32),
             ]  # fmt: skip
-            tensors = [NewTensor.copy(source, t) for t in header.tensors[start:stop]]
+            tensors = [copy(source, t) for t in header.tensors[start:stop]]
             write(path, portions(header, entries, tensors))
     return paths[0]
 

@@ -22,7 +22,7 @@ from edgellm.engine.vocabulary import tokenizer_hash
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit import ROOT
 from testkit.gguf.architectures import ARCHITECTURES, SHAPES_TO_CUT, WINDOW
-from testkit.gguf.changed import with_entries
+from testkit.gguf.changed import copy, with_entries
 from testkit.gguf.random_model import Shape, write
 from testkit.gguf.reader import read_gguf
 from tests.conftest import Architectures
@@ -146,7 +146,7 @@ def quantised(source: Path, path: Path) -> Path:
     with source.open("rb") as file:
         tensors = []
         for t in header.tensors:
-            new = writer.NewTensor.copy(file, t)
+            new = copy(file, t)
             if t.name in ("token_embd.weight", "output.weight"):
                 raw = gguf.quantize(data[t.name], kind).tobytes()
                 new = writer.NewTensor(t.name, t.shape, int(kind), len(raw), partial(iter, [raw]))
@@ -318,7 +318,7 @@ def with_arrays(plain: Path, path: Path, values: dict[str, tuple[int, ...]]) -> 
         for name, numbers in values.items():
             array = struct.pack(f"<IQ{len(numbers)}I", 4, len(numbers), *numbers)
             entries[name] = headers.text(name.encode()) + struct.pack("<I", 9) + array
-        tensors = [writer.NewTensor.copy(source, t) for t in header.tensors]
+        tensors = [copy(source, t) for t in header.tensors]
         writer.write(path, writer.portions(header, entries.values(), tensors))
 
 

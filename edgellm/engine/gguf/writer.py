@@ -5,7 +5,6 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
@@ -30,11 +29,6 @@ class NewTensor:
     kind: int
     nbytes: int
     data: Callable[[], Iterable[bytes | memoryview]]
-
-    @classmethod
-    def copy(cls, source: BufferedReader, tensor: TensorInfo) -> "NewTensor":
-        """Return a tensor of an open file as it is."""
-        return cls(tensor.name, tensor.shape, tensor.kind, tensor.nbytes, partial(copied, source, tensor))
 
 
 def entry(key: str, value: str | float | Sequence[int]) -> bytes:
