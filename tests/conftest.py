@@ -276,7 +276,7 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def heads_are_late(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Heads are computed late also for a small model. Returns them with the first row and the end, for each time."""
-    for place in ("llm.model_loading", "llm.cost_curves", "services.server.servers"):
+    for place in ("llm.engine", "llm.cost_curves", "services.server.servers"):
         monkeypatch.setattr(f"edgellm.{place}.head_pays", lambda _model: True)
     return calls_of(monkeypatch, LMHead, "compute")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol, Self, TypeVar
 
-from edgellm.engine import Capture, Context, ContextSpec, Model
+from edgellm.engine import Capture, Context, ContextSpec, Model, head_pays
 from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.kv.sequences import PromptCache
 from edgellm.engine.memory_fit import Placed, place_model, positions
@@ -29,7 +29,6 @@ from edgellm.llm.model_loading import (
     place_pair,
     remote_verifier,
     try_ahead,
-    verifier_of,
 )  # fmt: skip
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.pair_stats import PairStats
@@ -40,6 +39,7 @@ from edgellm.spec.sampling import ModelSampling, sampling_of
 from edgellm.storage import History
 from edgellm.storage.model_files import resolve_pair
 from edgellm.storage.saved_prompts import SavedPrompts
+from edgellm.verifier.in_process import LocalVerifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,17 @@ class PairEngine:
         return self
 
     def _verifier_of(self, model: Model, n_ctx: int) -> Verifier:
-        return verifier_of(model, n_ctx, self.config.threads, self.prompts.of(model.path), self.placement.replies)
+        """Return a verifier over `model`; of several replies at once, it computes batches."""
+        replies, prompts = self.placement.replies, self.prompts.of(model.path)
+        spec = ContextSpec(
+            n_ctx, replies, threads=self.config.threads, unified=replies == 1, lazy=head_pays(model), rolls_back=True,
+            speculates=True, reproducible=model.hardware.reproducible,
+        )  # fmt: skip
+        if replies == 1:
+            return LocalVerifier(model, spec, prompts)
+        from edgellm.verifier.worker import BatchedVerifier
+
+        return BatchedVerifier(model, spec, prompts)
 
     @property
     def batches(self) -> bool:

@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from edgellm.engine import ContextSpec, Model, ModelFile, head_pays
+from edgellm.engine import Model, ModelFile
 from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.engine.kv.sequences import PromptCache
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, as_many_as_fit, check_context, free_memory, place_model
 from edgellm.engine.model import LoadSpec, is_eagle3, probe_of
 from edgellm.engine.trial.probe import TrialChild, start_trial
@@ -23,7 +22,7 @@ from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.sampling import ModelSampling, sampling_elsewhere
 from edgellm.storage.model_files import DEFAULT, Named, is_url
-from edgellm.verifier.in_process import EXTRA_TOKENS, LocalVerifier
+from edgellm.verifier.in_process import EXTRA_TOKENS
 
 if TYPE_CHECKING:
     from edgellm.rpc.trust.trust import Trust
@@ -246,21 +245,6 @@ def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:
     if trial is not None:
         closing.callback(trial.close)
     return trial
-
-
-def verifier_of(
-    model: Model, n_ctx: int, threads: int | None, prompt_cache: PromptCache | None = None, replies: int = 1
-) -> Verifier:
-    """Return a verifier over `model`; of several `replies` at once, it computes batches."""
-    spec = ContextSpec(
-        n_ctx, replies, threads=threads, unified=replies == 1, lazy=head_pays(model), rolls_back=True, speculates=True,
-        reproducible=model.hardware.reproducible,
-    )  # fmt: skip
-    if replies == 1:
-        return LocalVerifier(model, spec, prompt_cache)
-    from edgellm.verifier.worker import BatchedVerifier
-
-    return BatchedVerifier(model, spec, prompt_cache)
 
 
 @dataclass(frozen=True, slots=True)

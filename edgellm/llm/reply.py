@@ -159,10 +159,10 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
     if wants_profile and profile is None:
         layers = draft.attention_layers[:2][-1:]  # By default the second layer with attention shows importance.
         first, notices = knowledge.first.begin(layers)
-        choice = GateChoice(first, "the pair has no profile yet", options.gamma or BUDGET_CHUNK, layers)
+        choice = GateChoice(first, "the pair has no profile yet", options.gamma or BUDGET_CHUNK)
     else:
         choice = choose(options, sampling.seed, profile=profile, controller=controller, linked=engine.linked)
-    kind, early = _early_exit(draft, options, DrafterKind(choice.layers))
+    kind, early = _early_exit(draft, options, DrafterKind(choice.gate.layers))
     branches, parallel = 0, "no parallel inference: the pair is being profiled"
     if first is None:  # Importance is not measured for tokens drafted ahead.
         branches, parallel = _branches(engine, knowledge, options, profile, kind, choice)

@@ -12,7 +12,6 @@ from edgellm.engine import HEADS, Context, ContextSpec, Model, never
 from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.llm import LLM, cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path, estimated_curve
-from edgellm.llm.model_loading import verifier_of
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.spec.drafting.cost_curve import KNOTS
 from edgellm.spec.ngram.calibration import Calibration
@@ -223,7 +222,9 @@ def test_what_replies_make_of_an_estimate_is_kept_unless_load_may_explain_it(
     file_hash = FileHash(verifier_model.path)
     path = curve_path(file_hash.compute(never), 1, verifier_model.placement)
     retrieval = NgramRuntime(
-        verifier_model, lambda: verifier_of(verifier_model, 64, 1), ModelCurve(verifier_model, 1, file_hash)
+        verifier_model,
+        lambda: LocalVerifier(verifier_model, ContextSpec(64, threads=1, rolls_back=True)),
+        ModelCurve(verifier_model, 1, file_hash),
     )
     assert retrieval.begin(("context",)) is not None
     if shares:

@@ -99,7 +99,7 @@ def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str,
 
 def test_auto_is_the_fitted_gate_and_says_its_evidence() -> None:
     assert "with 20% of chunks verified, 70% of the profiled" in rules.evidence_of(PROFILE, 0.25)
-    assert [chosen(gate, 0.2).layers for gate in ("auto", "synera", "confidence")] == [(), (1,), ()]
+    assert [chosen(gate, 0.2).gate.layers for gate in ("auto", "synera", "confidence")] == [(), (1,), ()]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_gate_of_your_own_is_counted_and_names_its_layers() -> None:
 
     controller = BudgetController()
     own = choose(ReplyOptions(gate=Own()), 1, profile=None, controller=controller)
-    assert (own.layers, own.controller) == ((1, 2), controller)
+    assert (own.gate.layers, own.controller) == ((1, 2), controller)
     stats = Summary()
     stats.count_with(controller)
     list(going(GenerationState(PROMPT), FakeDrafter(SMALL), FakeVerifier(BIG), own.gate, stats=stats))

@@ -146,9 +146,9 @@ class BudgetGate(Gate):
     """A gate that keeps a budget over all chunks, the unverified tail of each reply included: nothing is verified
     beyond `VERIFIED_SHARE` of `max_tokens`, the sequence-wise early exit (Synera, 4.3)."""
 
-    def __init__(self, judge: Judge, budget: float, controller: BudgetController) -> None:
+    def __init__(self, judge: Judge, budget: float, controller: BudgetController, layers: tuple[int, ...] = ()) -> None:
         """Share `controller` with all replies of the pair: the budget holds over all of them."""
-        self._judge, self._budget, self._controller = judge, budget, controller
+        self._judge, self._budget, self._controller, self.layers = judge, budget, controller, layers
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
         written, most = state.answered, state.limits.max_tokens
@@ -189,15 +189,13 @@ for its verifier should ask at once; otherwise a verdict on a whole chunk is wor
 class GateChoice:
     """A gate with its settings for a reply.
 
-    `gamma` is the length of a chunk; `layers` are those whose attention the gate needs; `controller` keeps a budget. A
-    chunk ends after a token with a confidence below `stop_below`. Below `lookup_below`, the context's token is drafted
-    instead.
+    `gamma` is the length of a chunk; `controller` keeps a budget. A chunk ends after a token with a confidence below
+    `stop_below`. Below `lookup_below`, the context's token is drafted instead.
     """
 
     gate: Gate
     reason: str
     gamma: int
-    layers: tuple[int, ...] = ()
     controller: BudgetController | None = None
     stop_below: float = 0.0
     lookup_below: float = 0.0
@@ -212,30 +210,30 @@ def choose(
     """
     gate, budget, gamma = options.gate, options.budget, options.gamma or CHUNK
     if not isinstance(gate, str):
-        return GateChoice(gate, "a custom gate", gamma, gate.layers, controller)
+        return GateChoice(gate, "a custom gate", gamma, controller)
     if budget is None and (budget := GATES[gate].stands_for) is None:
         if gate == "confidence":
             threshold = Rule(below(options.confidence_threshold), seed)
-            return GateChoice(threshold, "a confidence threshold without a budget", gamma, controller=controller)
-        return GateChoice(AlwaysGate(), "no budget is given, so everything is verified", gamma, controller=controller)
+            return GateChoice(threshold, "a confidence threshold without a budget", gamma, controller)
+        return GateChoice(AlwaysGate(), "no budget is given, so everything is verified", gamma, controller)
     if budget == 0.0:
         return GateChoice(NeverGate(), "nothing is verified, as requested", gamma)
     if budget == 1.0:
-        return GateChoice(AlwaysGate(), "everything is verified, as requested", gamma, controller=controller)
+        return GateChoice(AlwaysGate(), "everything is verified, as requested", gamma, controller)
     if profile is not None:
         gamma = options.gamma or profile.terms.gamma
     if gate != "auto" or profile is None:
         judge = judge_at(_rule_at_share(gate, profile, seed), controller)
         layers = profile.terms.layers if profile is not None and GATES[gate].importance else ()
-        reason = f"the {gate} gate, as requested"
-        return GateChoice(BudgetGate(judge, budget, controller), reason, gamma, layers, controller)
+        keeps = BudgetGate(judge, budget, controller, layers)
+        return GateChoice(keeps, f"the {gate} gate, as requested", gamma, controller)
     from edgellm.spec.gates.profile import FittedJudge
 
     reason, lookup_below = evidence_of(profile, budget), profile.hesitates if options.context_lookup else 0.0
     if lookup_below > 0.0:
         reason += f"; below a confidence of {lookup_below:.2f} the context's token is drafted"
     return GateChoice(
-        BudgetGate(FittedJudge(profile, budget, seed), budget, controller), reason, gamma, controller=controller,
+        BudgetGate(FittedJudge(profile, budget, seed), budget, controller), reason, gamma, controller,
         stop_below=DOUBT if linked else 0.0, lookup_below=lookup_below,
     )  # fmt: skip
 
