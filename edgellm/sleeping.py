@@ -62,8 +62,10 @@ class KeepAwake:
                     self._changed.wait(None if self._count else self._until - monotonic())
                 self._holder = None
         except OSError as error:
-            self._linger = None  # It is not tried again.
-            self._tell(f"This machine may fall asleep while it works for others: {error}.")
+            with self._changed:  # One that began meanwhile fails, too.
+                told, self._linger = self._linger is None, None  # It is not tried again.
+            if not told:
+                self._tell(f"This machine may fall asleep while it works for others: {error}.")
 
 
 @contextmanager

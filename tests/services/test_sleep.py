@@ -1,5 +1,6 @@
 """A verifier that sleeps in the middle of a reply, and machines that are kept awake while they work for others."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -129,6 +130,19 @@ def test_if_it_cannot_stay_awake_it_works_and_says_so_once(tmp_path: Path, monke
         awake.touch()
         assert len(told) == 1
         assert told[0].startswith("This machine may fall asleep while it works for others")
+
+
+def test_two_failures_at_a_time_are_told_once(written: Path) -> None:
+    second = f"while [ $(grep -c begun {written}) -lt 2 ]; do sleep 0.1; done"
+    blocker = f"#!/bin/sh\necho begun >> {written}\ncat\necho ended >> {written}\n{second}\nexit 1\n"
+    written.with_name("systemd-inhibit").write_text(blocker)
+    awake, told = KeepAwake("linux"), list[str]()
+    awake.begin(0.0, told.append)
+    for count in (1, 2):
+        awake.touch()
+        until(lambda count=count: written.exists() and written.read_text().count("ended") == count)  # type: ignore[misc]
+    until(lambda: not any(one.name == "edgellm-awake" for one in threading.enumerate()))
+    assert len(told) == 1
 
 
 LINUX = "Supports Wake-on: pumbg\n\tWake-on: {}\n"
