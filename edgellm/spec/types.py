@@ -296,6 +296,7 @@ class TryingCost:
     model: float = 0.0  # rounds with a draft model that were slower than plain decoding
     saved: float = 0.0
     reason: str = ""  # the choice of drafts at the end of the reply, and why
+    measured: bool = True  # a decode of one row was, and is not an estimate
 
     @property
     def total(self) -> float:

@@ -238,7 +238,7 @@ def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]
     sources = ", ".join(f"{name} {count}" for name, count in summary.retrieved_from)
     copied = f"accepted, from these sources: {sources}" if sources else "drafts from earlier text that were accepted"
     spent, trying = None, "lookups and wrong drafts, of plain decoding's time"
-    if (cost := summary.trying) is not None and summary.tokens:
+    if (cost := summary.trying) is not None and cost.measured and summary.tokens:
         lookups, copies, model, saved, spent = (
             decodes / summary.tokens for decodes in (cost.lookups, cost.copies, cost.model, cost.saved, cost.total)
         )

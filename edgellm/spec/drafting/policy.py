@@ -436,7 +436,8 @@ class DraftPolicy:
 
     def account(self) -> TryingCost:
         """Return the cost and savings of exploration in this reply, and the present choice."""
-        return TryingCost(**self._spent, reason=self.reason)
+        measured = self.cost.given.filled or self._plain.rounds > 0
+        return TryingCost(**self._spent, reason=self.reason, measured=measured)
 
     @property
     def _second(self) -> str:

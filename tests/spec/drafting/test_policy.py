@@ -339,3 +339,13 @@ def test_a_round_in_which_the_prompt_is_read_says_nothing_of_drafts() -> None:
         told(known, 4, 4, 1.0 + drafting, copied=False, drafting=drafting)
     assert known.account().model == pytest.approx(47.0)
     assert known.bid([], ROOM).asks
+
+
+def test_the_cost_of_trying_is_measured_once_a_round_without_a_draft_was() -> None:
+    known = DraftPolicy(FLAT)
+    known.begin(0, "model")
+    for _ in range(2):
+        told(known, 4, 1, 10.0, copied=False, drafting=0.1)
+    assert not known.account().measured
+    told(known, 0, 1, 10.0)
+    assert known.account().measured
