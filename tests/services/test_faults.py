@@ -284,6 +284,22 @@ def test_a_verifier_that_shuts_down_is_not_asked_any_more(vocabulary: Vocabulary
         assert "not reachable" in lost(session)
 
 
+def test_another_model_of_the_vocabulary_does_not_go_on_with_a_reply(vocabulary: Vocabulary) -> None:
+    hello = {"model_hash": bytes(32)}
+
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        yield verdict(next(rounds).round, 5)
+        next(rounds)
+        hello["model_hash"] = b"another".ljust(32)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    with asking(vocabulary, script, hello=hello) as session:
+        assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
+        lost(session)
+        until(session.ready)
+        assert "another model" in lost(session)
+
+
 def test_a_vocabulary_that_changes_while_the_verifier_is_away_is_noticed(vocabulary: Vocabulary) -> None:
     """Another model is served at the same address after a restart: the device goes on alone."""
     hello: dict[str, Any] = {}

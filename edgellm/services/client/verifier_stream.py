@@ -120,6 +120,7 @@ class Stream:
         self._link: ServiceLink | None = None  # None where none is begun yet, or it has ended
         self._asked: SentRequest | None = None  # the latest request, at this time and so many heartbeats ago
         self._sent, self._beats = 0.0, 0
+        self._model = ""  # the hash of the model that verifies this reply
 
     def send(self, request: VerifyRequest) -> Future[Verdict]:
         """Send the part of a request that the verifier lacks; return its verdict."""
@@ -141,6 +142,10 @@ class Stream:
             if (channel := verifier.channel) is None:
                 asked.fail(lost("The verifier is not reachable."))
                 return
+            if self._model not in ("", verifier.info.model_hash):
+                asked.fail(lost("The verifier has another model now, which does not go on with this reply."))
+                return
+            self._model = verifier.info.model_hash
             held, link = NO_IDS, ServiceLink(SESSION, verifier.timing)
             # the verifier's own fingerprint: `greet` has compared the vocabularies
             link.send(asked.sent(codec.write_open(asked.request.sampling, verifier.info.vocabulary, verifier.model)))
