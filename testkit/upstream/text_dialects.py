@@ -83,17 +83,18 @@ class TextCompletions(Continuing):
         sampling = Sampling(
             body["temperature"], body.get("top_k", 0), body.get("top_p", 1.0), min_p=body.get("min_p", 0.0)
         )
-        tokens, rows, ended = self.continued(body["prompt"], body["max_tokens"], sampling, body.get("seed"))
-        choice = {"index": 0, "text": self.text(tokens), "finish_reason": "stop" if ended else "length"}
+        tokens, _, ended = self.continued(body["prompt"], body["max_tokens"], sampling, body.get("seed"))
+        choice = {
+            "index": 0,
+            "text": self.text(tokens),
+            "finish_reason": "stop" if ended else "length",
+            "logprobs": None,
+        }
         return {
             "id": "cmpl-1", "object": "text_completion", "created": 1, "model": MODEL,
-            "choices": [choice | self.named(body, tokens, rows)],
+            "choices": [choice],
             "usage": {"prompt_tokens": 9, "completion_tokens": len(tokens), "total_tokens": 9 + len(tokens)},
         }  # fmt: skip
-
-    def named(self, body: dict[str, Any], tokens: list[int], rows: list[Any]) -> dict[str, Any]:  # noqa: ARG002
-        """Return what a choice says of its tokens."""
-        return {"logprobs": None}
 
 
 class LmStudio(TextCompletions):
@@ -131,18 +132,10 @@ class Tabby(TextCompletions):
 
 
 class MlxLm(TextCompletions):
-    """mlx-lm 0.32: it names ids where log-probabilities are asked for."""
+    """mlx-lm 0.32."""
 
     owner = "mlx"
 
     def models(self, owner: str, **more: Any) -> Any:  # noqa: ARG002
         """See `Dialect.models`: it names no owner."""
         return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1}]}
-
-    def named(self, body: dict[str, Any], tokens: list[int], rows: list[Any]) -> dict[str, Any]:
-        if not body.get("logprobs"):
-            return {}
-        content = [
-            {"id": token, "logprob": float(logprobs(row)[token])} for token, row in zip(tokens, rows, strict=True)
-        ]
-        return {"logprobs": {"content": content}}

@@ -24,7 +24,7 @@ WRITES = {"/inference/v1/generate", "/v1/completions", "/completion", "/generate
 
 KINDS = {
     "vllm": "vLLM", "llama-server": "llama-server", "sglang": "SGLang", "ollama": "Ollama", "lm-studio": "LM Studio",
-    "tabby": "TabbyAPI", "mlx-lm": "mlx-lm", "llama-cpp-python": "llama-cpp-python",
+    "tabby": "TabbyAPI", "mlx-lm": "completions by text", "llama-cpp-python": "llama-cpp-python",
 }  # fmt: skip
 
 

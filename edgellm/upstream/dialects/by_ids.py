@@ -22,9 +22,10 @@ class CompletionsUpstream(served.Upstream):
     async def _rows(self, request: RowRequest) -> RowReply:
         if self.tier is Tier.CONTINUE or request.writes_on:
             return await self._continue(request)
-        return await self._fan_out(request)
+        return await self.fan_out(request)
 
-    async def _fan_out(self, request: RowRequest) -> RowReply:
+    async def fan_out(self, request: RowRequest) -> RowReply:
+        """Return rows that were asked for by a prompt for each place."""
         # One seed would draw the same numbers at each place; decisive rows need no draw of the server's.
         temperature = 0.0 if request.decisive else request.sampling.temperature
         prompts = request.prompts
@@ -47,18 +48,6 @@ class CompletionsUpstream(served.Upstream):
         return served.reply(
             Tier.CONTINUE, _written(read.first_choice(answer), request.top), answer, served.cached_tokens(answer)
         )
-
-    async def refusal(self, token: int, top: int) -> str:
-        """Verify a `token`; return why that is impossible, else ""."""
-        ids = np.array([token], np.int32)
-        try:
-            async with asyncio.timeout(served.PROBE_SECONDS):
-                await self._fan_out(RowRequest(ids, ids, GREEDY, top))
-        except ServerRefused as error:
-            return f"it refuses several prompts of token ids (status {error.status})"
-        except RowsUnusable as error:
-            return f"it answers prompts of token ids with {error}"
-        return ""
 
     def _body(self, prompt: list[Any], tokens: int, request: RowRequest, temperature: float) -> dict[str, Any]:
         body = {
@@ -103,7 +92,15 @@ def named(found: Any) -> int:
 async def takes_ids(server: served.UnknownServer, top: int = 0) -> str:
     """Ask for a token behind two prompts of ids; return why the server cannot verify by them, else "". Raises
     VerifierLost, VerifierBusy: as `HttpClient.post`, for other reasons than that."""
-    return await CompletionsUpstream(server, Tier.FAN_OUT, "").refusal(server.token, top)
+    ids = np.array([server.token], np.int32)
+    try:
+        async with asyncio.timeout(served.PROBE_SECONDS):
+            await CompletionsUpstream(server, Tier.FAN_OUT, "").fan_out(RowRequest(ids, ids, GREEDY, top))
+    except ServerRefused as error:
+        return f"it refuses several prompts of token ids (status {error.status})"
+    except RowsUnusable as error:
+        return f"it answers prompts of token ids with {error}"
+    return ""
 
 
 async def connect(server: served.UnknownServer) -> CompletionsUpstream:

@@ -8,20 +8,18 @@ from edgellm.upstream.dialects import read
 from edgellm.upstream.dialects.by_ids import PATH, takes_ids
 from edgellm.upstream.dialects.served import UnknownServer, cached_tokens, reply, sampling_fields
 from edgellm.upstream.dialects.texts import TextUpstream, Written
-from edgellm.upstream.http_client import HttpAnswer, ServerRefused
+from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
 
 
 @dataclass(frozen=True, slots=True)
 class TextDialect:
     """A kind of server that completes texts: its `name`, `extra` fields of a request, and the path of its tokenizer,
-    with the name of a text there and other fields. `names_ids`: answers have the ids of tokens. `chooses_bos`: a
-    request decides on BOS before its text."""
+    with the name of a text there and other fields. `chooses_bos`: a request decides on BOS before its text."""
 
     name: str
     extra: Mapping[str, Any]
     tokenizer: tuple[str, str, Mapping[str, Any]] | None = None
-    names_ids: bool = False
     chooses_bos: bool = False
 
 
@@ -36,7 +34,7 @@ KINDS: Mapping[str, TextDialect] = {
     "organization_owner": TextDialect("LM Studio", {"repeat_penalty": 1.0}),
 }
 """The kinds of servers, by the owner that they name for their models."""
-OTHERS = (TextDialect("mlx-lm", {"logprobs": True}, names_ids=True), TextDialect("completions by text", {}))
+OTHER = TextDialect("completions by text", {})
 
 
 class TextCompletionsUpstream(TextUpstream):
@@ -59,14 +57,9 @@ class TextCompletionsUpstream(TextUpstream):
         if not sampling.greedy:
             body["seed"] = seed
         answer = await self.client.post(PATH, body)
-        return self._written(answer), reply(Tier.CONTINUE, (), answer, cached_tokens(answer))
-
-    def _written(self, answer: HttpAnswer) -> Written:
-        choice, ids = read.first_choice(answer), None
-        if self._form.names_ids:
-            content = read.entries(read.fields(choice.get("logprobs")).get("content"))
-            ids = tuple(read.whole(read.fields(one).get("id")) for one in content)
-        return Written(read.text(choice.get("text")), choice.get("finish_reason") == "stop", ids=ids)
+        choice = read.first_choice(answer)
+        written = Written(read.text(choice.get("text")), choice.get("finish_reason") == "stop")
+        return written, reply(Tier.CONTINUE, (), answer, cached_tokens(answer))
 
     async def tokenize(self, text: str) -> Sequence[int] | None:
         if self._form.tokenizer is None:
@@ -82,16 +75,14 @@ async def connect(server: UnknownServer) -> TextCompletionsUpstream | None:
     kind = KINDS.get(server.owner)
     if kind is None and not await takes_ids(server):
         return None
-    refusal = "it completes no texts"
-    for form in OTHERS if kind is None else (kind,):
-        found = TextCompletionsUpstream(server, form)
-        try:
-            await found.probe(server.token)
-        except ServerRefused as error:
-            refusal = f"it refuses to complete a text (status {error.status})"
-        except RowsUnusable as error:
-            refusal = f"it completes a text with {error}"
-        else:
-            return found
+    found = TextCompletionsUpstream(server, kind or OTHER)
+    try:
+        await found.probe(server.token)
+    except ServerRefused as error:
+        refusal = f"it refuses to complete a text (status {error.status})"
+    except RowsUnusable as error:
+        refusal = f"it completes a text with {error}"
+    else:
+        return found
     advice = "Use vLLM, SGLang, llama-server, Ollama, or another server with OpenAI's /v1/completions."
     raise server.unusable(refusal, advice)

@@ -25,15 +25,12 @@ _MORE = 8  # further tokens to ask for after too short an answer
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A server's continuation of a text. `ids` are its tokens and `pieces` their bytes, None if unknown.
-
-    `ended`: the end of the turn was written, which is not in `text`; it may be the last of `ids`.
-    """
+    """A server's continuation of a text. `pieces` are the bytes of its tokens, None if unknown; `ended`: the end of the
+    turn was written, which is not in `text`."""
 
     text: str
     ended: bool
     pieces: tuple[bytes, ...] | None = None
-    ids: tuple[int, ...] | None = None
 
 
 class TextBorders:
@@ -106,9 +103,7 @@ class TextBorders:
         return ids
 
     def _named(self, written: Written) -> list[int] | None:
-        """Return the ids that a server named, directly or by their pieces; None without either."""
-        if written.ids is not None:
-            return list(written.ids)
+        """Return the ids that a server named by their pieces; None without those."""
         if written.pieces is None:
             return None
         if self._by_piece is None:
