@@ -225,8 +225,8 @@ class Conversations(ChatLog):
         return found[0]
 
     def latest(self) -> Conversation:
-        """Return the conversation that was last added to. Raise InvalidOption if there is none."""
-        if found := self.all():
+        """Return the conversation that was last added to. Raise InvalidOption if there is none, or nothing is read."""
+        if self.on and (found := self.all()):
             return found[0]
         raise InvalidOption("There is no conversation to continue.", "Start one: edgellm chat; the history must be on.")
 

@@ -143,6 +143,7 @@ def test_history_that_is_off_is_neither_read_nor_written(edge: Edge) -> None:
     words = ("chat", "--json", "--draft", "none", "Where is my mug?", "--max-tokens", "60")
     first = edge(*words).lines[-1]["summary"]
     edge("history", "off").told("neither kept nor read", "edgellm history clear")
+    assert edge("chat", "-c", "And?").err.startswith("error: There is no conversation to continue.")
     assert edge(*words).lines[-1]["summary"]["retrieved"] == first["retrieved"]
     edge("history", "on")
     edge(*words, "--no-history")
