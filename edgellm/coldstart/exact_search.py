@@ -8,18 +8,17 @@ become the best plan; and none can that would be later than the best known one i
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 
 from edgellm.coldstart.costs import Floats
 from edgellm.coldstart.problem import MARGIN, Cut, Ints, Solution, Stop, Task, fits, makespan, never
 
-ROOM = 2**21
-"""Most moments kept of the plans of a number of stages. Beyond, as of some 13 devices on, only the most promising sets
-of devices are followed, and nothing is proved."""
-HURRY = 2**14
-"""The same once a search is asked to end."""
 CHUNK = 2**17  # moments computed at once: they stay in the processor's cache
+ROOMS = (CHUNK // 8, CHUNK, 16 * CHUNK)
+"""Most moments kept of the plans of a number of stages, by search. Where the last one drops sets of devices, as of some
+fifteen devices on, nothing is proved."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,26 +79,43 @@ class _Level:
 
 def fastest_first_token(task: Task, stop: Stop = never) -> Solution | None:
     """Return the plan of least T (equation 23), with a lower bound; None if the devices together cannot hold the
-    layers. When `stop`, polled between numbers of stages, returns True, the search hurries to its end."""
-    tables, k, n = Tables.of(task), task.devices, task.layers
+    layers. Narrow searches find a good plan, below which the last one looks everywhere, unless `stop`, polled between
+    numbers of stages, returns True."""
+    tables = Tables.of(task)
+    most = comb(task.devices, task.devices // 2) * task.devices * (task.layers + 1)
+    best = min(((makespan(task, cut), cut) for cut in single_devices(task)), default=(np.inf, ()))
+    for room in ROOMS if most > ROOMS[-1] else (ROOMS[0], ROOMS[-1]):
+        best, whole = _searched(tables, best, room, never if room == ROOMS[0] else stop)
+        if whole:
+            break
+    high, cut = best
+    return Solution(cut, high, high if whole else min(high, _loaded(tables))) if cut else None
+
+
+def _searched(tables: Tables, best: tuple[float, Cut], room: int, stop: Stop) -> tuple[tuple[float, Cut], bool]:
+    """Return the best plan that keeps at most `room` moments of a number of stages, or `best` if none is better; and
+    whether no other plan can be."""
+    task, k, n = tables.task, tables.task.devices, tables.task.layers
     rest = np.append(np.cumsum(task.compute.min(0)[::-1])[::-1], 0.0)  # least seconds behind the first n layers
-    high, best = min(((makespan(task, cut), cut) for cut in single_devices(task)), default=(np.inf, ()))
     alone = np.full((k, k, n + 1), np.inf)
     alone[range(k), range(k), 1:] = tables.own[:, range(1, n + 1), range(1, n + 1)]
     level, levels, whole = _Level(1 << np.arange(k), alone), list[_Level](), True
     while len(level.sets):
-        if (soonest := float(level.done[:, :, n].min())) < high * (1.0 - MARGIN):
-            high, best = soonest, _traced(tables, levels, level)
-        level.done[level.done + rest > high * (1.0 - MARGIN)] = np.inf
-        promise = (level.done + rest).min((1, 2))
-        kept, most = np.flatnonzero(np.isfinite(promise)), (HURRY if stop() else ROOM) // (k * (n + 1))
-        if len(kept) > most:
-            kept, whole = np.sort(np.argsort(promise)[: max(1, most)]), False
-        levels.append(_Level(level.sets[kept], level.done[kept]))
+        if (soonest := float(level.done[:, :, n].min())) < best[0] * (1.0 - MARGIN):
+            best = soonest, _traced(tables, levels, level)
+        limit = best[0] * (1.0 - MARGIN)
+        most = np.where(tables.own.min(1) <= limit, np.arange(n + 1), 0).max(1)  # layers that a device has done by then
+        left = most.sum() - (level.sets[:, None] >> np.arange(k) & 1) @ most
+        hopeless = (level.done + rest > limit) | (np.arange(n + 1) < n - left[:, None])[:, None]
+        promise = np.where(hopeless, np.inf, level.done + rest).min((1, 2))
+        kept = np.flatnonzero(np.isfinite(promise))
+        if len(kept) > room // (k * (n + 1)):
+            kept, whole = np.sort(np.argsort(promise)[: max(1, room // (k * (n + 1)))]), False
+        if stop():
+            return best, False
+        levels.append(_Level(level.sets[kept], np.where(hopeless[kept], np.inf, level.done[kept])))
         level = _longer(tables, levels[-1])
-    if not best:
-        return None
-    return Solution(best, high, high if whole else min(high, max(_loaded(tables), float(rest[0]))))
+    return best, whole
 
 
 def single_devices(task: Task) -> Iterator[Cut]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from edgellm.rpc.layers import Worker
 
 POSITIONS = 4096  # default tokens of a prompt and its reply
-PLAN_SECONDS = 5.0  # seconds of planning, after which the best plan so far is taken
+PLAN_SECONDS = 2.0  # seconds of planning, after which the best plan so far is taken
 SESSIONS = 4
 
 Asked = Sequence[tuple[Device, Device | EdgeError]]

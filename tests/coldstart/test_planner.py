@@ -104,9 +104,9 @@ def test_a_plan_that_is_not_proved_says_how_good_it_is_at_least(family: str, mon
     best = fastest_first_token(task)
     assert best is not None
     assert best.gap == 0.0
-    monkeypatch.setattr(exact_search, "HURRY", 1)
+    monkeypatch.setattr(exact_search, "ROOMS", (1, exact_search.ROOMS[-1]))
     stopped = fastest_first_token(task, lambda: True)
-    monkeypatch.setattr(exact_search, "ROOM", 1)
+    monkeypatch.setattr(exact_search, "ROOMS", (1, 1, 1))
     for found in (stopped, fastest_first_token(task)):
         assert found is not None
         assert fits(task, found.cut)

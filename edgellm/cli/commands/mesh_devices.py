@@ -40,7 +40,7 @@ class PlanOptions:
     objective: options.Objective = option("ttft")
     overlap: Literal["paper", "receiving", "streamed"] = option("streamed")
     warm: bool = option(False, names=("--warm",))
-    time_limit: float = option(10.0, "SECONDS", least=0.0)
+    time_limit: float = option(2.0, "SECONDS", least=0.0)
     measure: bool = option(False, names=("--measure",))
 
     def workload(self, file: ModelFile | None, own: Hardware) -> Workload:
