@@ -130,7 +130,8 @@ class _Losses:
     direct: bool = True
 
     def __str__(self) -> str:
-        return "; ".join(f"{name}: {error.what}" for name, error in self.why.items())
+        told = ((name, error.what) for name, error in self.why.items())
+        return "; ".join(what if what.startswith(name) else f"{name}: {what}" for name, what in told)
 
 
 @dataclass(slots=True)

@@ -178,7 +178,7 @@ def _classify(
         reason = result.error.what if result.error is not None else "does not answer"
         return (), f"cannot be reached ({reason.rstrip('.')})"
     if Right.VERIFY not in info.rights:
-        return (), "has not granted this device the right to verify"
+        return (), "has not granted this device the right to verify (there: edgellm peers grant NAME verify)"
     offers = [offer for offer in info.offers if wanted in ("", offer.model)]
     if not info.offers:
         return (), "serves no verifier"
