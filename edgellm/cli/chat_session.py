@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
-from edgellm import storage
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, PairOptions
 from edgellm.cli.views.console import announce, counted, say
 from edgellm.cli.views.progress import Loading, download
@@ -256,13 +255,15 @@ def with_default_pair(models: _Models) -> _Models:
 
 def _not_fetched(name: str) -> str:
     """Download a model; return why that failed, "" if it is here now."""
+    from edgellm.storage.hub.pull import plan
+
     failed = cache_dir() / "models" / f"{name.replace(':', '-')}.failed"
     if failed.exists() and time.time() - failed.stat().st_mtime < _PAUSE:
         return f"{name} could not be fetched a short while ago."
-    plan = storage.plan(name)
-    say(f"downloading {name} ({size(plan.size)}; {plan.reason}), once", style="dim")
+    planned = plan(name)
+    say(f"downloading {name} ({size(planned.size)}; {planned.reason}), once", style="dim")
     try:
-        download([plan])
+        download([planned])
     except EdgeError as error:
         with suppress(OSError):
             failed.touch()

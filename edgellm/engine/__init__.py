@@ -6,8 +6,9 @@ from edgellm.engine import native  # before anything else imports llama.cpp: Ope
 from edgellm.engine.chat.template import Message, ToolCall
 from edgellm.engine.context import Context
 from edgellm.engine.gguf.cuttable import check_cuttable, cut, cut_bytes
+from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.memory import Dimensions, MemoryEstimate, costs_of, dimensions
-from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf
+from edgellm.engine.gguf.reader import ModelFile, check_gguf
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.layer_block import Block, BlockRows

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.engine.gguf.reader import GgufHeader
+from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.native import ggml, lib
 from edgellm.engine.vocabulary import Floats
 from edgellm.errors import EngineFailed, InvalidOption

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from edgellm.engine import cores, native
-from edgellm.engine.gguf.reader import TensorInfo
+from edgellm.engine.gguf.header import TensorInfo
 from edgellm.engine.graph_hooks import NodeCallback
 from edgellm.engine.library import InitParams
 from edgellm.engine.model import Model

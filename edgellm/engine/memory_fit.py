@@ -15,8 +15,9 @@ from edgellm import system
 from edgellm.engine import native
 from edgellm.engine.context import Context
 from edgellm.engine.gguf import memory
+from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.memory import cache_bytes_per_token, model_bytes, recurrent_state_bytes
-from edgellm.engine.gguf.reader import GgufHeader, ModelFile
+from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
 from edgellm.engine.model import ContextSpec, LoadSpec, Model, speculator_module

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from edgellm.engine import llama_api, native
 from edgellm.engine.chat.template import Template
+from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.memory import attention_layers, mtp_layers, output_rows
-from edgellm.engine.gguf.reader import GgufHeader, ModelFile
+from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.graph_hooks import Capture, attention_rows
 from edgellm.engine.hardware import (
     DEFAULT_CACHE,

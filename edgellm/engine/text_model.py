@@ -14,7 +14,8 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.chat.prompt import ChatTemplate, ThinkingMarkup, find_markup
 from edgellm.engine.chat.template import Message, Template
-from edgellm.engine.gguf.reader import GgufHeader, ModelFile
+from edgellm.engine.gguf.header import GgufHeader
+from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.vocabulary import CONTROL, Ids, VocabTokenizer, Vocabulary, attributes, tokenizer_hash
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from edgellm.engine import ModelFile, check_cuttable, mtp_obstacle
 from edgellm.engine.gguf.cuttable import cut_points
+from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.memory import attention_layers, cache_bytes_per_token, recurrent_state_bytes, text_layers
-from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.gguf.writer import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
 from edgellm.engine.hardware import N_BATCH

@@ -17,8 +17,8 @@ from edgellm.coldstart.costs import Device, Floats, Link, Links, link
 from edgellm.coldstart.plan import MIN_SAVING, format_seconds
 from edgellm.coldstart.problem import Objective, shares_of
 from edgellm.engine import ModelFile
+from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.memory import text_layers
-from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.hardware import N_BATCH
 from edgellm.errors import ModelUnsupported, PlanImpossible
 from edgellm.layer_range import HERE, LayerRange, StageShare

@@ -11,7 +11,8 @@ import numpy as np
 
 from edgellm.engine import ModelFile, check_gguf
 from edgellm.engine.gguf import writer
-from edgellm.engine.gguf.reader import F32, TensorInfo, raw_entries
+from edgellm.engine.gguf.header import F32, TensorInfo
+from edgellm.engine.gguf.reader import raw_entries
 
 
 def copy(source: BufferedReader, t: TensorInfo) -> writer.NewTensor:

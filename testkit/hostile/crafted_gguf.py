@@ -11,7 +11,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edgellm.engine.gguf.reader import TENSOR_TYPES, check_gguf, raw_entries
+from edgellm.engine.gguf.header import TENSOR_TYPES
+from edgellm.engine.gguf.reader import check_gguf, raw_entries
 from testkit.gguf.random_model import Shape, write
 
 BASE = Shape("llama", 400, 2, 256, 4, 2, 256, 512, tied=False)

@@ -16,7 +16,8 @@ import pytest
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, ModelFile, check_gguf, cut, cut_bytes
 from edgellm.engine.gguf import cuttable, writer
 from edgellm.engine.gguf.cuttable import RULES, CutRule, check_cuttable, cut_points, exit_cuts, largest_part
-from edgellm.engine.gguf.reader import TENSOR_TYPES, raw_entries
+from edgellm.engine.gguf.header import TENSOR_TYPES
+from edgellm.engine.gguf.reader import raw_entries
 from edgellm.engine.gguf.writer import token_count
 from edgellm.engine.vocabulary import tokenizer_hash
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported

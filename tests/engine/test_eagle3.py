@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, ModelFile, llama_api
-from edgellm.engine.gguf.reader import GgufArray
+from edgellm.engine.gguf.header import GgufArray
 from edgellm.engine.gguf.writer import token_texts
 from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.model import LoadSpec

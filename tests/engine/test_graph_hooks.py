@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Model, graph_hooks, native
-from edgellm.engine.gguf.reader import GgufHeader
+from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.graph_hooks import SCORES, Recorder, attention_rows
 from edgellm.errors import EngineFailed, InvalidOption
 from tests.watching import calls_of

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Block, Context, ContextSpec, Model, ModelFile, check_gguf, costs_of, cut, memory_fit, native
+from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.memory import PREDICTED_ROWS, cache_bytes_per_token, converted_bytes, model_bytes, output_rows
-from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
 from edgellm.engine.kv.kv_cache import checkpoint_bytes
 from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place_model, place_sessions, reckon

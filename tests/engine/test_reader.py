@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgellm import engine
 from edgellm.engine import Context, GgufHeader, LazyLogits, Model, ModelFile, check_gguf, costs_of, cut, native
-from edgellm.engine.gguf.reader import TENSOR_TYPES, TensorInfo
+from edgellm.engine.gguf.header import TENSOR_TYPES, TensorInfo
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.engine.trial.probe import Probe
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported

@@ -11,7 +11,8 @@ import pytest
 from edgellm.engine import Capture, Context, ContextSpec, Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf import writer
-from edgellm.engine.gguf.reader import TENSOR_TYPES, raw_entries
+from edgellm.engine.gguf.header import TENSOR_TYPES
+from edgellm.engine.gguf.reader import raw_entries
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, time_passes, write_random
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported

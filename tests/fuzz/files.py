@@ -10,7 +10,8 @@ from pathlib import Path
 
 from zeroconf import ServiceInfo
 
-from edgellm.engine.gguf.reader import GgufHeader, check_gguf
+from edgellm.engine.gguf.header import GgufHeader
+from edgellm.engine.gguf.reader import check_gguf
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import ServiceKind, parse_announcement

@@ -159,7 +159,7 @@ def rm(name: Name, yes: Yes = False, as_json: AsJson = False) -> None:
 def model_facts(path: Path) -> dict[str, Any]:
     """Return the facts of a model in the order of printing; `sha256` is that of `fingerprint_of`."""
     from edgellm.engine import ModelFile
-    from edgellm.engine.gguf.reader import GgufArray
+    from edgellm.engine.gguf.header import GgufArray
     from edgellm.llm.abilities import abilities, context_memory, other_models
     from edgellm.spec.sampling import sampling_of
     from edgellm.storage.fingerprint import fingerprint_of, sha256_of

@@ -22,8 +22,9 @@ from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
 
+from edgellm.engine.gguf.header import TENSOR_TYPES, GgufArray, GgufHeader, TensorInfo
 from edgellm.engine.gguf.memory import mtp_layers, text_layers
-from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufArray, GgufHeader, ModelFile, TensorInfo, raw_entries
+from edgellm.engine.gguf.reader import ModelFile, raw_entries
 from edgellm.engine.gguf.writer import NewTensor, copied, entry, multiplied, picked, portions, write, zeros
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 

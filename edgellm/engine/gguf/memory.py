@@ -4,7 +4,7 @@ batch, and llama.cpp's own."""
 from dataclasses import dataclass
 
 from edgellm.engine import native
-from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufArray, GgufHeader
+from edgellm.engine.gguf.header import TENSOR_TYPES, GgufArray, GgufHeader
 from edgellm.engine.hardware import CACHE_TYPES
 from edgellm.errors import ModelUnsupported
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from edgellm.engine.cores import minimum_times, plausible_times
 from edgellm.engine.gguf.cuttable import DENSE_LEAD, SLIVER, check_cuttable, cut_bytes, cut_points, largest_part
+from edgellm.engine.gguf.header import F16, F32, TENSOR_TYPES, TensorInfo
 from edgellm.engine.gguf.memory import Dimensions, text_layers
-from edgellm.engine.gguf.reader import F16, F32, TENSOR_TYPES, ModelFile, TensorInfo
+from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.gguf.writer import NewTensor, entry, portions, zeros
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.layer_block import Block

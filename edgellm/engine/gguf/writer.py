@@ -12,7 +12,8 @@ from types import MappingProxyType
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.gguf.reader import SCALARS, GgufArray, GgufHeader, ModelFile, TensorInfo, ValueType, raw_entries
+from edgellm.engine.gguf.header import SCALARS, GgufArray, GgufHeader, TensorInfo, ValueType
+from edgellm.engine.gguf.reader import ModelFile, raw_entries
 from edgellm.engine.native import lib
 from edgellm.engine.vocabulary import TOKENIZER
 from edgellm.errors import ModelCorrupt, ModelUnsupported

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import native
+from edgellm.engine.gguf.header import TENSOR_TYPES, GgufHeader
 from edgellm.engine.gguf.memory import cache_bytes_per_token, recurrent_state_bytes
-from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader
 from edgellm.engine.llama_api import NativeContext
 from edgellm.engine.native import lib
 from edgellm.engine.vocabulary import Ids

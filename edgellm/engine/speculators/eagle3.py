@@ -8,8 +8,9 @@ its own LM head may know fewer tokens than the verifier, and then says which (`d
 import numpy as np
 
 from edgellm.engine import native
+from edgellm.engine.gguf.header import TENSOR_TYPES, GgufHeader
 from edgellm.engine.gguf.memory import text_layers
-from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile
+from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.gguf.writer import PADDING, token_count, token_texts
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.llama_api import NativeContext, OpenSpec, load_model, open_context

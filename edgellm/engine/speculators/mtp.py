@@ -4,8 +4,8 @@ llama.cpp computes it in a second context over the same model, from the states t
 """
 
 from edgellm.engine import native
+from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.memory import mtp_layers, text_layers
-from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.llama_api import NativeContext, OpenSpec, open_context
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, StateFunctions, StateWindow, spec_beside

@@ -23,7 +23,8 @@ from functools import cache, partial
 from pathlib import Path
 
 from edgellm import system
-from edgellm.engine.gguf.reader import GgufHeader, ModelFile, TensorInfo, check_gguf, is_index
+from edgellm.engine.gguf.header import GgufHeader, TensorInfo
+from edgellm.engine.gguf.reader import ModelFile, check_gguf, is_index
 from edgellm.engine.gguf.writer import copied
 from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.native import LIBRARY, backends, commit, features

@@ -12,7 +12,6 @@ import numpy as np
 from edgellm.spec.gates.profile import Matrix, Vector, WordWeights
 from edgellm.spec.types import Ids
 
-_MIN_PROMPTS = 2  # prompts with a token before the token is weighed
 _MAX_TOKENS = 4096  # weighed tokens: the most common ones
 
 
@@ -34,7 +33,7 @@ def fit_difficulty(prompts: Sequence[Ids | Sequence[int]], wrong: Vector) -> tup
     words = [np.unique(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
     known, counts = np.unique(np.concatenate([np.empty(0, np.int64), *words]), return_counts=True)
     kept = np.sort(np.argsort(-counts, kind="stable")[:_MAX_TOKENS])
-    tokens = known[kept][counts[kept] >= _MIN_PROMPTS]
+    tokens = known[kept][counts[kept] > 1]  # A token of one prompt says nothing of others.
     if not len(tokens):
         return WordWeights(usual, usual, usual), np.full(len(words), usual)
     has: Matrix = np.array([np.isin(tokens, own, assume_unique=True) / np.sqrt(max(1, len(own))) for own in words])
