@@ -89,7 +89,7 @@ def fastest_first_token(task: Task, stop: Stop = never) -> Solution | None:
         if whole:
             break
     high, cut = best
-    return Solution(cut, high, high if whole else min(high, _loaded(tables))) if cut else None
+    return Solution(cut, high, high if whole else min(high, _floor(tables))) if cut else None
 
 
 def _searched(tables: Tables, best: tuple[float, Cut], room: int, stop: Stop) -> tuple[tuple[float, Cut], bool]:
@@ -166,12 +166,12 @@ def _traced(tables: Tables, levels: Sequence[_Level], last: _Level) -> Cut:
     return ((device, end), *reversed(cut))
 
 
-def _loaded(tables: Tables) -> float:
-    """Return the moment before which the devices cannot all have done as many layers together as there are."""
+def _floor(tables: Tables) -> float:
+    """Return a time that no plan is below: enough layers are done by then, each computed where it takes least."""
     n, alone = tables.task.layers, tables.own.min(1)
     moments = np.unique(alone[np.isfinite(alone)])
 
     def enough(moment: float) -> bool:
         return int(np.where(alone <= moment, np.arange(n + 1), 0).max(1).sum()) >= n
 
-    return float(moments[bisect_left(moments, True, key=enough)])
+    return max(float(moments[bisect_left(moments, True, key=enough)]), float(tables.task.compute.min(0).sum()))
