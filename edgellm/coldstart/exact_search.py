@@ -111,7 +111,7 @@ def _searched(tables: Tables, best: tuple[float, Cut], room: int, stop: Stop) ->
         kept = np.flatnonzero(np.isfinite(promise))
         if len(kept) > room // (k * (n + 1)):
             kept, whole = np.sort(np.argsort(promise)[: max(1, room // (k * (n + 1)))]), False
-        if stop():
+        if best[1] and stop():  # without a plan it would seem that none fits
             return best, False
         levels.append(_Level(level.sets[kept], np.where(hopeless[kept], np.inf, level.done[kept])))
         level = _longer(tables, levels[-1])

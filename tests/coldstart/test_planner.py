@@ -99,20 +99,20 @@ def test_it_finds_what_algorithm_1_finds(seed: int, family: str, overlap: Overla
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_plan_that_is_not_proved_says_how_good_it_is_at_least(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many devices, or when it is stopped, some sets of devices are not followed."""
     task = drawn(family, np.random.default_rng(1), 7, 30, "streamed")
     best = fastest_first_token(task)
     assert best is not None
     assert best.gap == 0.0
     monkeypatch.setattr(exact_search, "ROOMS", (1, exact_search.ROOMS[-1]))
     stopped = fastest_first_token(task, lambda: True)
+    lacking = replace(task, load=np.where(np.random.default_rng(1).random(task.load.shape) < 0.35, np.inf, task.load))
+    assert fastest_first_token(lacking, lambda: True) is not None  # though a narrow search finds no plan
     monkeypatch.setattr(exact_search, "ROOMS", (1, 1, 1))
     for found in (stopped, fastest_first_token(task)):
         assert found is not None
         assert fits(task, found.cut)
-        assert found.seconds >= best.seconds * (1.0 - SAME)
         assert not found.optimal
-        assert found.floor <= best.seconds
+        assert found.floor <= best.seconds <= found.seconds * (1.0 + SAME)
 
 
 def test_what_fits_nowhere_is_said_with_what_is_needed() -> None:
