@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, PairOptions
 from edgellm.cli.views.console import announce, counted, say
@@ -19,7 +19,7 @@ from edgellm.llm.messages import leave_out_turns, room_for_reply
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
-from edgellm.storage.chat_log import Conversation, Conversations, History
+from edgellm.storage.chat_log import Conversation, History
 from edgellm.storage.model_files import HOME, SMOLLM2, resolve_pair
 from edgellm.system import cache_dir
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
     from edgellm.upstream.opening import UpstreamOptions
 
-Remember: TypeAlias = Callable[[str, str], None]
-"""Adds a question and its reply to the history."""
 _COUNTED = 2**20  # the most tokens that are counted of a text that is too long
 _MARKUP = 64  # tokens that the chat template adds, at most, when a longer context is proposed
 
@@ -37,7 +35,7 @@ _MARKUP = 64  # tokens that the chat template adds, at most, when a longer conte
 class StoredConversation:
     """The stored copy of the current conversation, from which it can be continued later; no copy unless `on`."""
 
-    store: Conversations
+    store: History
     conversation: Conversation
     on: bool
 
@@ -46,9 +44,9 @@ class StoredConversation:
         """Open the last conversation (`again`), the one named `which`, or a new one; store nothing without history."""
         if again and which is not None:
             raise InvalidOption("--continue and --conversation exclude each other.", "Leave one of them out.")
-        store = Conversations()
+        store = History()
         past = store.find(which) if which is not None else store.latest() if again else Conversation.new()
-        return cls(store, past, on and History().on)
+        return cls(store, past, on)
 
     def begin(self) -> None:
         """Begin a new conversation; the stored one stays."""
@@ -81,13 +79,13 @@ class Chat:
 
     def __init__(
         self, pair: LLM, options: ReplyOptions, *, context: Sequence[tuple[str, str]] = (), system: str | None = None,
-        remember: Remember | None = None, stored: StoredConversation | None = None, reports: Reports | None = None,
+        stored: StoredConversation | None = None, reports: Reports | None = None,
     ) -> None:  # fmt: skip
         """`stored`, a conversation to continue, gets all messages after each change; `system` takes the place of its
         own. `reports` are printed after each reply, if several devices hold the model."""
         self.pair, self.system, self.context = pair, system, dict(context)
         self.summary: Summary | None = None  # the last reply's; None before the first one of a conversation
-        self._options, self._remember, self._stored, self._reports = options, remember, stored, reports
+        self._options, self._stored, self._reports = options, stored, reports
         self._turns: list[ChatTurn] = []
         self._left_out = 0  # turns at the beginning that are no longer sent
         self._asked: ChatTurn | None = None
@@ -104,9 +102,9 @@ class Chat:
         """Return roles and texts of all messages but the system prompt; questions without the context texts."""
         return [(one.role, one.content) for turn in self._turns for one in (turn.question, *turn.replies)]
 
-    def use(self, pair: LLM, remember: Remember | None) -> None:
+    def use(self, pair: LLM) -> None:
         """Have other models answer from now on."""
-        self.pair, self._remember, self._left_out = pair, remember, 0
+        self.pair, self._left_out = pair, 0
 
     def set_system(self, text: str | None) -> None:
         """Set the system prompt, from the beginning of the conversation on."""
@@ -192,8 +190,6 @@ class Chat:
             self._reports.reply_finished(summary)
         if summary.text and self._asked is not None:
             self.put_back(replace(self._asked, replies=(Message("assistant", summary.text),)))
-            if self._remember is not None and summary.finish_reason == "stop":
-                self._remember(self._asked.question.content, summary.text)
 
     def undo(self) -> ChatTurn | None:
         """Take back the last question and its reply, and return them; None if there are none."""
@@ -297,7 +293,8 @@ class ChatPairOpener:
         return self.prepare(pair)
 
     def prepare(self, pair: LLM) -> LLM:
-        """Return an opened pair, whose notices are printed, and which is closed where it cannot make the replies."""
+        """Return an opened pair that drafts from past conversations, with its notices printed. It is closed where it
+        cannot make the replies."""
         announce(pair.verifier_reason, pair.notices)
         with ExitStack() as failed:
             failed.push(pair)
@@ -306,23 +303,9 @@ class ChatPairOpener:
                 with Loading("hashing") as hashing:
                     pair.hash_models(hashing)
             failed.pop_all()
-        return pair
-
-    def recall(self, pair: LLM) -> Remember | None:
-        """Give `pair` the past conversations to draft from; return what adds to them, None without a history."""
-        history = History()
         try:
-            if not (self.history and self.options.sources() and history.on):
-                return None
-            pair.remember([(past.question, past.reply) for past in history.recent(RECALLED)])
+            if self.history and self.options.sources():
+                pair.remember(History().recent(RECALLED))
         except HistoryUnusable as error:
             say(f"Past conversations are not used: {error}", style="yellow")
-            return None
-
-        def remember(question: str, reply: str) -> None:
-            try:
-                history.add(question, reply)
-            except HistoryUnusable as error:
-                say(f"This conversation is not added to the history: {error}", style="yellow")
-
-        return remember
+        return pair

@@ -7,6 +7,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText
-from prompt_toolkit.history import History, InMemoryHistory
+from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
@@ -26,7 +27,7 @@ from edgellm import storage
 from edgellm.cli.views.console import coloured, err, fail, grid, one_line, read_text, say
 from edgellm.cli.views.reply_printer import Display, Heard, print_again, print_legend, print_reply, print_stats
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, size
-from edgellm.storage.chat_log import typed_lines
+from edgellm.storage.chat_log import History
 
 if TYPE_CHECKING:
     from edgellm.cli.chat_session import Chat, ChatPairOpener
@@ -46,9 +47,9 @@ _note = partial(say, style="dim")
 
 
 def converse(conversing: Conversing, *, history: bool = True) -> int:
-    """Converse until the user leaves, and return the exit code. Without `history` no typed line is kept."""
+    """Converse until the user leaves, and return the exit code. With `history`, arrow up recalls past questions."""
     terminal: PromptSession[str] = PromptSession(
-        history=_TypedLines() if history else InMemoryHistory(), completer=SlashCompleter(conversing),
+        history=InMemoryHistory(_past_questions() if history else ()), completer=SlashCompleter(conversing),
         reserve_space_for_menu=6, key_bindings=_keys(), multiline=True, prompt_continuation=". ",
         output=create_output(stdout=sys.stderr),  # the answer alone goes to stdout
         color_depth=None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT,
@@ -227,8 +228,7 @@ class Conversing:
         _note(f"{name} answers from now on; the conversation goes on.")
 
     def _use(self, draft: str, verifier: str) -> None:
-        pair = self._opener.open(draft, verifier)
-        self.session.use(pair, self._opener.recall(pair))
+        self.session.use(self._opener.open(draft, verifier))
         self.models = (draft, verifier)
 
     def _list_models(self) -> None:
@@ -354,26 +354,7 @@ def _keys() -> KeyBindings:
     return keys
 
 
-class _TypedLines(History):
-    """The lines typed in this process and in earlier ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lines, self._usable = typed_lines(), True
-
-    def load_history_strings(self) -> Iterator[str]:
-        try:
-            yield from (past.question for past in reversed(self._lines.recent()))
-        except HistoryUnusable as error:
-            self._tell(error)
-
-    def store_string(self, string: str) -> None:
-        try:
-            if self._usable:
-                self._lines.add(string, "")
-        except HistoryUnusable as error:
-            self._tell(error)
-
-    def _tell(self, error: HistoryUnusable) -> None:
-        self._usable = False
-        say(f"Typed lines are not kept: {error}", style="yellow")
+def _past_questions() -> list[str]:
+    with suppress(HistoryUnusable):  # the opener of the pair has told
+        return [question for question, _ in History().recent()]
+    return []

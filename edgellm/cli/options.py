@@ -202,9 +202,9 @@ def peer_names() -> Iterator[tuple[str, str]]:
 def conversation_ids() -> Iterator[tuple[str, str]]:
     """Yield the conversations, with their first questions."""
     from edgellm.cli.views.console import one_line
-    from edgellm.storage.chat_log import Conversations
+    from edgellm.storage.chat_log import History
 
-    yield from ((one.id, one_line(one.title)[:60]) for one in Conversations().all())
+    yield from ((one.id, one_line(one.title)[:60]) for one in History().all())
 
 
 Engine: TypeAlias = Literal["auto", "stages", "rpc"]

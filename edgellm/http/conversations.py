@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 from edgellm.http.middleware import Keys
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.fields import RequestModel
-from edgellm.storage.chat_log import MAX_BYTES, Conversation, Conversations
+from edgellm.storage.chat_log import MAX_BYTES, Conversation, History
 
 PATH = "/conversations"
 _EXCERPT = 40  # characters shown on each side of what was searched for
@@ -84,20 +84,20 @@ class ConversationOut(BaseModel):
     page: str
 
 
-def _check_on(store: Conversations) -> None:
+def _check_on(store: History) -> None:
     if not store.on:
         message = "The history is off, so no conversation is stored or read. Turn it on: edgellm history on"
         raise ApiError(409, message, code="history_off")
 
 
-def _find(store: Conversations, conversation_id: str) -> Conversation:
+def _find(store: History, conversation_id: str) -> Conversation:
     _check_on(store)
     if (one := store.get(conversation_id)) is None:
         raise ApiError(404, f"There is no conversation {conversation_id}.", code="conversation_not_found")
     return one
 
 
-def _save(store: Conversations, one: Conversation, replaces: datetime | None = None) -> ConversationInfo:
+def _save(store: History, one: Conversation, replaces: datetime | None = None) -> ConversationInfo:
     _check_on(store)
     store.save(one, replaces=replaces)
     return ConversationInfo.of(one)
@@ -105,7 +105,7 @@ def _save(store: Conversations, one: Conversation, replaces: datetime | None = N
 
 def add_conversations(app: FastAPI, keys: Keys) -> None:
     """Add the routes to `app`. Requests must show the page's key or a phone's; without them every one is refused."""
-    store, one_path = Conversations(), PATH + "/{conversation_id}"
+    store, one_path = History(), PATH + "/{conversation_id}"
 
     def check_key(request: Request) -> None:
         if not keys.opens_page(request):

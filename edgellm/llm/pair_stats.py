@@ -21,7 +21,7 @@ from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions, mechanism
 from edgellm.state import close_to_others, set_aside
 from edgellm.storage import ALIASES, History
-from edgellm.storage.chat_log import Conversations, expired, oldest, typed_lines
+from edgellm.storage.chat_log import expired, oldest
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.model_files import bundled
 from edgellm.storage.saved_prompts import prompt_files, removed
@@ -38,9 +38,7 @@ LOGS_MOST = 20
 class KeptData:
     """Counts of kept data, by kind. `profiles` are those made from replies, or with tokens of prompts."""
 
-    replies: int = 0
     conversations: int = 0
-    typed: int = 0
     profiles: int = 0
     curves: int = 0
     logs: int = 0
@@ -51,31 +49,30 @@ class KeptData:
         return sum(astuple(self))
 
     def __str__(self) -> str:
-        names = ("reply", "conversation", "typed line", "profile", "cost curve", "crash log", "saved prompt")
+        names = ("conversation", "profile", "cost curve", "crash log", "saved prompt")
         counted = ((count, name) for count, name in zip(astuple(self), names, strict=True) if count)
-        several = (f"{count:,} {name if count == 1 else f'{name}s'.replace('ys', 'ies')}" for count, name in counted)
-        return ", ".join(several) or "nothing"
+        return ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for count, name in counted) or "nothing"
 
 
 def kept() -> KeptData:
     """Count kept data, whether the history is on or off. Raise HistoryUnusable where the history cannot be read."""
-    return KeptData(*_chats(), **{kind: sum(map(_is_personal, paths)) for kind, paths in _derived().items()})
+    return KeptData(len(History().all()), **{kind: sum(map(_is_personal, paths)) for kind, paths in _derived().items()})
 
 
 def forget() -> KeptData:
     """Remove all kept data, and return the counts. A profile from a file of prompts keeps its measurements, and loses
     the tokens of prompts. Raise HistoryUnusable where something cannot be removed."""
-    chats, failed = (0, 0, 0), None
+    chats, failed = 0, None
     try:
         with suppress(HistoryUnusable):  # A damaged history is removed, too.
-            chats = _chats()
+            chats = len(History().all())
         History().clear()
     except HistoryUnusable as error:  # The rest is removed first.
         failed = error
     gone = {kind: sum(map(_forget, paths)) for kind, paths in _derived().items()}
     if failed is not None:
         raise failed
-    return KeptData(*chats, **gone)
+    return KeptData(chats, **gone)
 
 
 def tidy() -> None:
@@ -100,11 +97,6 @@ def kept_bytes() -> int:
     chats = History().path
     found = [*chats.parent.glob(f"{chats.name}*"), *(path for paths in _derived().values() for path in paths)]
     return sum(path.lstat().st_size for path in found)
-
-
-def _chats() -> tuple[int, int, int]:
-    """Return the numbers of replies, conversations and typed lines."""
-    return History().facts().conversations, len(Conversations().all()), typed_lines().facts().conversations
 
 
 def _derived() -> dict[str, list[Path]]:

@@ -1,4 +1,4 @@
-"""Past replies, typed lines and conversations, in one private database, and how long they are kept.
+"""Past conversations, in one private database, and how long they are kept.
 
 None of them leave this machine.
 """
@@ -7,73 +7,35 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption, StateDamaged
 from edgellm.state import private_folder, read_state, write_state
-from edgellm.storage.database import DatabaseConnection, PrivateDatabase
+from edgellm.storage.database import PrivateDatabase
 from edgellm.system import data_dir
 
-VARIABLE = "EDGELLM_HISTORY_KEEP"
-"""The environment variable of the age at which past questions and replies are removed."""
 DEFAULT_AGE = timedelta(days=365)
 FOREVER = "forever"
 _DAYS = {"d": 1, "w": 7, "m": 30, "y": 365}
 _AGE = re.compile(r"(\d{1,5})([dwmy])")
 _HINT = f"Give days, weeks, months or years, such as 90d, 12w, 6m or 2y; or {FOREVER}."
 MAX_BYTES = 2**20
-"""Bytes of all replies together, of all typed lines, and of each conversation."""
+"""Bytes of a conversation."""
 MAX_CONVERSATIONS = 300
 _ROLES = ("system", "user", "assistant")
-_ENTRY_OVERHEAD = 64  # bytes that an entry counts besides its texts
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # `at` is in microseconds since then
 _ID = re.compile(r"[0-9a-f]{8}")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS entry (
-    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, at INTEGER NOT NULL, size INTEGER NOT NULL, question TEXT NOT NULL,
-    reply TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS entry_age ON entry (kind, at, size);
 CREATE TABLE IF NOT EXISTS conversation (id TEXT PRIMARY KEY, at INTEGER NOT NULL, turns TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS conversation_age ON conversation (at)
 """
 
-_BEYOND = """
-entry WHERE kind = ?1 AND id <= (
-    SELECT max(id) FROM (SELECT id, sum(size) OVER (ORDER BY id DESC) AS bytes FROM entry WHERE kind = ?1)
-    WHERE bytes > ?2
-)
-"""
-_NEWEST = """
-SELECT question, reply FROM entry NOT INDEXED
-WHERE kind = ? AND at >= ? AND (typeof(at), typeof(question), typeof(reply)) = ('integer', 'text', 'text')
-ORDER BY id DESC LIMIT ?
-"""
-
 Turns = tuple[tuple[str, str], ...]
 """Roles and texts, the oldest first."""
-
-
-class ChatEntry(NamedTuple):
-    """A question and its reply."""
-
-    question: str
-    reply: str
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryFacts:
-    """Facts about a history that reveal none of its content; `size` in bytes, with files that were set aside."""
-
-    conversations: int
-    size: int
-    first: datetime | None
-    last: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +60,29 @@ class Conversation:
 
     @property
     def title(self) -> str:
-        """Return the `name`, or the first question without the paragraphs before it."""
-        question = next((text for role, text in self.turns if role == "user"), "")
-        return self.name or question.strip().rpartition("\n\n")[2]
+        """Return the `name`, or the first question."""
+        return self.name or _question(next((text for role, text in self.turns if role == "user"), ""))
+
+    @property
+    def replies(self) -> list[tuple[str, str]]:
+        """Return the questions, each with its reply."""
+        return [
+            (_question(asked), reply)
+            for (role, asked), (other, reply) in pairwise(self.turns)
+            if (role, other) == ("user", "assistant")
+        ]
+
+
+def _question(text: str) -> str:
+    """Return a question without the paragraphs before it."""
+    return text.strip().rpartition("\n\n")[2]
 
 
 @dataclass(frozen=True, slots=True)
-class ChatLog:
-    """The database of past replies, typed lines and conversations in `folder`, which need not exist, for any number of
-    processes. Every method raises `HistoryUnusable`, which a chat should show as a notice, and go on."""
+class History:
+    """The newest `MAX_CONVERSATIONS` past conversations within the retention (`max_age`), in `folder`, which need not
+    exist, for any number of processes. Every method raises `HistoryUnusable`, which a chat should show as a notice, and
+    go on."""
 
     folder: Path = field(default_factory=lambda: data_dir() / "history")
 
@@ -135,86 +111,35 @@ class ChatLog:
         self._database.remove()
 
     def expire(self) -> None:
-        """Remove what is older than the retention, of every kind, whether the history is on or off."""
+        """Remove what is older than the retention, whether the history is on or off."""
         before, database = oldest(), self._database
         if not database.is_missing:
             with database.writing("removed", keep=True) as db:
-                for table in ("entry", "conversation"):
-                    db.remove(f"{table} WHERE at < ?", _microseconds(before))
+                db.remove("conversation WHERE at < ?", _microseconds(before))
         with database.errors("removed"):
-            for path in database.aside():
+            for path in self.damaged:
                 if expired(path, before):
                     path.unlink()
 
     @property
-    def _off(self) -> Path:
-        return self.folder / "off"
-
-    @property
-    def _database(self) -> PrivateDatabase:
-        return PrivateDatabase(self.path, _SCHEMA, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class History(ChatLog):
-    """Past questions and their replies, to draft later replies from; or typed lines. Beyond `MAX_BYTES` of a kind the
-    oldest are removed until half of that is left, and entries that are too old (`max_age`)."""
-
-    kind: str = "reply"
-
-    def add(self, question: str, reply: str) -> None:
-        """Add a question and its reply as the newest entry; do nothing while the history is off. A text is cut to about
-        a quarter of `MAX_BYTES`. A lone surrogate, which is not a character, becomes U+FFFD."""
-        if not self.on:
-            return
-        before, question, reply = _microseconds(oldest()), _truncated(question), _truncated(reply)
-        with self._database.writing() as db:
-            if not self.on:  # the history may have been turned off meanwhile
-                return
-            db.remove("entry WHERE kind = ? AND at < ?", self.kind, before)
-            size = _ENTRY_OVERHEAD + len(question.encode()) + len(reply.encode())
-            if self._total(db) + size > MAX_BYTES:
-                db.remove(_BEYOND, self.kind, MAX_BYTES // 2 - size)
-            values = (self.kind, _microseconds(datetime.now(UTC).replace(microsecond=0)), size, question, reply)
-            db.execute("INSERT INTO entry (kind, at, size, question, reply) VALUES (?, ?, ?, ?, ?)", values)
-
-    def recent(self, limit_bytes: int = MAX_BYTES) -> list[ChatEntry]:
-        """Return the newest entries, oldest first, whose texts take at most `limit_bytes` of UTF-8 together. An entry
-        that is too long for the rest of the limit is skipped. Empty while the history is off."""
-        if not self.on:
-            return []
-        found, before = list[ChatEntry](), _microseconds(oldest())
-        with self._database.reading() as db:
-            for question, reply in db.execute(_NEWEST, (self.kind, before, MAX_BYTES // _ENTRY_OVERHEAD)):
-                if len(question) + len(reply) <= limit_bytes:
-                    found.append(ChatEntry(question.decode(errors="replace"), reply.decode(errors="replace")))
-                    limit_bytes -= len(question) + len(reply)
-        return found[::-1]
-
-    def facts(self) -> HistoryFacts:
-        """Return facts about the stored entries, whether the history is on or off."""
-        with self._database.reading() as db:
-            rows = "SELECT count(*), min(at), max(at) FROM entry WHERE kind = ? AND typeof(at) = 'integer'"
-            count, first, last = db.execute(rows, (self.kind,)).fetchone()
-            size = self._total(db) + sum(path.lstat().st_size for path in self._database.aside())
-        return HistoryFacts(count, size, _time(first), _time(last))
-
-    def _total(self, db: DatabaseConnection) -> int:
-        return int(db.execute("SELECT total(size) FROM entry WHERE kind = ?", (self.kind,)).fetchone()[0])
-
-
-def typed_lines() -> History:
-    """Return the lines typed at the prompt of a conversation, for the arrow keys: questions without replies."""
-    return History(kind="typed")
-
-
-@dataclass(frozen=True, slots=True)
-class Conversations(ChatLog):
-    """Conversations that can be continued: the newest `MAX_CONVERSATIONS` within the retention (`max_age`)."""
+    def damaged(self) -> list[Path]:
+        """Return the damaged databases, which were set aside."""
+        return self._database.aside()
 
     def all(self) -> list[Conversation]:
         """Return all conversations, the newest first."""
-        return self._found("1")
+        return list(self._found("1"))
+
+    def recent(self, limit_bytes: int = MAX_BYTES) -> list[tuple[str, str]]:
+        """Return the newest questions with their replies, oldest first, that take at most `limit_bytes` of UTF-8
+        together. Empty while the history is off."""
+        found = list[tuple[str, str]]()
+        for question, reply in (pair for one in self._found("1") for pair in reversed(one.replies)) if self.on else ():
+            limit_bytes -= len(question.encode()) + len(reply.encode())
+            if limit_bytes < 0:
+                break
+            found.append((question, reply))
+        return found[::-1]
 
     def find(self, beginning: str) -> Conversation:
         """Return the conversation whose ID begins with `beginning`."""
@@ -232,10 +157,13 @@ class Conversations(ChatLog):
 
     def get(self, conversation_id: str) -> Conversation | None:
         """Return the conversation with this whole ID, None if there is none."""
-        return next(iter(self._found("id = ?", conversation_id)), None)
+        return next(self._found("id = ?", conversation_id), None)
 
     def save(self, conversation: Conversation, *, replaces: datetime | None = None) -> None:
-        """Write a conversation over its earlier state, which has to be that of the time `replaces`, if given."""
+        """Write a conversation over its earlier state, which has to be that of the time `replaces`, if given. While the
+        history is off, do nothing."""
+        if not self.on:
+            return
         found = {"turns": conversation.turns, "name": conversation.name, "page": conversation.page}
         text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
         if len(text) > MAX_BYTES:
@@ -244,6 +172,8 @@ class Conversations(ChatLog):
             )
         before = _microseconds(oldest())
         with self._database.writing() as db:
+            if not self.on:  # the history may have been turned off meanwhile
+                return
             if replaces is not None:
                 found = db.execute("SELECT at FROM conversation WHERE id = ?", (conversation.id,)).fetchone()
                 if found != (_microseconds(replaces),):
@@ -263,17 +193,22 @@ class Conversations(ChatLog):
         with self._database.writing() as db:
             db.remove("conversation WHERE id = ?", conversation.id)
 
-    def _found(self, condition: str, *values: object) -> list[Conversation]:
-        """Return the conversations in the database with this condition, the newest first, without damaged ones."""
+    def _found(self, condition: str, *values: object) -> Iterator[Conversation]:
+        """Yield the conversations in the database with this condition, the newest first, without damaged ones."""
         rows = f"SELECT * FROM conversation WHERE at >= ? AND {condition} ORDER BY at DESC LIMIT ?"  # noqa: S608
         before = _microseconds(oldest())
         with self._database.reading() as db:
-            found = db.execute(rows, (before, *values, MAX_CONVERSATIONS))
-            return [conversation for row in found if (conversation := _conversation(*row)) is not None]
+            for row in db.execute(rows, (before, *values, MAX_CONVERSATIONS)):
+                if (conversation := _conversation(*row)) is not None:
+                    yield conversation
 
+    @property
+    def _off(self) -> Path:
+        return self.folder / "off"
 
-def _truncated(text: str) -> str:
-    return _SURROGATE.sub("\ufffd", text).encode()[: MAX_BYTES // 4 - _ENTRY_OVERHEAD].decode("utf-8", "ignore")
+    @property
+    def _database(self) -> PrivateDatabase:
+        return PrivateDatabase(self.path, _SCHEMA, 1)
 
 
 def _conversation(number: bytes, at: int, turns: bytes) -> Conversation | None:
@@ -315,12 +250,7 @@ def describe_age(age: timedelta | None) -> str:
 
 
 def max_age() -> timedelta | None:
-    """Return the retention: of the variable, else of `set_max_age`, else `DEFAULT_AGE`; None for no limit."""
-    if text := os.environ.get(VARIABLE):
-        try:
-            return parse_age(text)
-        except InvalidOption as error:
-            raise InvalidOption(f"{VARIABLE}: {error.what}", error.next_step) from None
+    """Return the retention: of `set_max_age`, else `DEFAULT_AGE`; None for no limit."""
     try:
         stored = read_state(_age_file(), 100)
         return DEFAULT_AGE if stored is None else parse_age(stored.decode())

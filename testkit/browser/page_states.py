@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sy
 from edgellm.http.middleware import HttpConfig
 from edgellm.http.server import HttpServer
 from edgellm.rpc.address import Address
-from edgellm.storage.chat_log import Conversation, Conversations
+from edgellm.storage.chat_log import Conversation, History
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
@@ -224,7 +224,7 @@ def show_settings(page: Page) -> None:
 
 
 def show_conversations(page: Page) -> None:
-    chats = Conversations()
+    chats = History()
     chats.clear()
     for question in ("Which plants need water?", QUESTION, "A letter to the landlord", "Ideas for Anna's birthday"):
         chats.save(Conversation.new().with_turns([("user", question), ("assistant", "The fern, today.")]))

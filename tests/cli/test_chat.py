@@ -9,10 +9,10 @@ import pytest
 from edgellm.errors import size
 from edgellm.llm.pair_stats import kept_bytes
 from edgellm.storage import History
-from edgellm.storage.chat_log import Conversations
 from edgellm.storage.model_files import HOME, SMOLLM2, VARIABLE
 from edgellm.storage.saved_prompts import prompts_folder
 from tests.cli.conftest import Done, Edge
+from tests.storage.chats import keep
 from tests.storage.wheels import bundled_draft, packages
 
 __all__ = ["bundled_draft", "packages"]
@@ -83,7 +83,7 @@ def test_too_long_a_file_is_told_with_both_numbers_and_a_context_that_would_do(e
 
 
 def said() -> list[tuple[str, str]]:
-    return list(Conversations().latest().turns)
+    return list(History().latest().turns)
 
 
 def test_conversations_go_on_are_shown_and_removed(edge: Edge) -> None:
@@ -121,7 +121,7 @@ def test_read_prompts_are_kept_for_the_next_process_until_a_conversation_is_remo
     (kept,) = prompts_folder().iterdir()
     edge("chat", "-c", "And the box 13?", *ALONE)
     assert kept.exists()  # little was added
-    edge("conversations", "rm", Conversations().latest().id, "--yes")
+    edge("conversations", "rm", History().latest().id, "--yes")
     assert not list(prompts_folder().iterdir())
 
 
@@ -133,8 +133,8 @@ def kept(tmp_path: Path) -> History:
     """The user's own history, with two conversations in it and nothing else."""
     rmtree(tmp_path / "home")
     history = History()
-    history.add("Where is my mug?", "On the shelf.")
-    history.add("And the drill?", "Ben has it.")
+    keep(history, "Where is my mug?", "On the shelf.")
+    keep(history, "And the drill?", "Ben has it.")
     return history
 
 
@@ -157,37 +157,30 @@ def test_a_history_that_cannot_be_used_is_told_and_does_no_harm(edge: Edge, tmp_
     edge("chat", "Hello", *ALONE).told("Past conversations are not used")
 
 
-def test_history_is_shown_switched_limited_cleared(edge: Edge, kept: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = kept.facts()
-    assert facts.first is not None
-    assert facts.last is not None
-    assert kept_bytes() >= kept.path.stat().st_size > facts.size  # with all that lies on the disk
+def test_history_is_shown_switched_limited_cleared(edge: Edge, kept: History) -> None:
+    last, first = (one.when for one in kept.all())
     done = edge("history")
     assert (done, dict(re.split(" {2,}", line.strip(), maxsplit=1) for line in done.out.splitlines())) == (
         edge("history", "show"),
         {
-            "history": "on", "holds": "2 replies", "kept for": "365d", "size": size(kept_bytes()),
-            "from": f"{facts.first:%Y-%m-%d %H:%M} UTC", "to": f"{facts.last:%Y-%m-%d %H:%M} UTC",
-            "path": str(kept.path),
+            "history": "on", "holds": "2 conversations", "kept for": "365d", "size": size(kept_bytes()),
+            "from": f"{first:%Y-%m-%d %H:%M} UTC", "to": f"{last:%Y-%m-%d %H:%M} UTC", "path": str(kept.path),
         },
     )  # fmt: skip
     assert edge("history", "--json").answer == {
         "path": str(kept.path), "on": True, "conversations": 2, "size": kept_bytes(),
-        "first": facts.first.isoformat(), "last": facts.last.isoformat(), "keep": "365d",
-        "all": {"replies": 2, "conversations": 0, "typed": 0, "profiles": 0, "curves": 0, "logs": 0, "prompts": 0},
+        "first": first.isoformat(), "last": last.isoformat(), "keep": "365d",
+        "all": {"conversations": 2, "profiles": 0, "curves": 0, "logs": 0, "prompts": 0},
     }  # fmt: skip
     assert edge("history", "off", "--json").answer == {"on": False}
     edge("history").told("off: nothing is kept or read")
     edge("history", "on").told(str(kept.path))
     assert edge("history", "keep", "--json").answer == {"keep": "365d"}
-    monkeypatch.setenv("EDGELLM_HISTORY_KEEP", "2w")
-    edge("history", "keep", "90d").told("EDGELLM_HISTORY_KEEP sets another age", "14 days")
-    monkeypatch.setenv("EDGELLM_HISTORY_KEEP", "soon")
-    edge("chat", "Hello").told("EDGELLM_HISTORY_KEEP: 'soon' is not an age", code=2)
-    monkeypatch.delenv("EDGELLM_HISTORY_KEEP")
-    edge("history", "clear", stdin=b"y\n").told("This would delete 2 replies.", "Add --yes", code=2)
+    edge("history", "keep", "90d").told("90 days")
+    edge("history", "keep", "soon").told("'soon' is not an age", code=2)
+    edge("history", "clear", stdin=b"y\n").told("This would delete 2 conversations.", "Add --yes", code=2)
     assert len(kept.recent()) == 2
-    assert edge("history", "clear", "--yes") == Done(0, "", "deleted 2 replies\n")
+    assert edge("history", "clear", "--yes") == Done(0, "", "deleted 2 conversations\n")
     assert kept.recent() == []
 
 

@@ -19,7 +19,7 @@ from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, PromptTooLon
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Source, Token
-from edgellm.storage.chat_log import Conversation, Conversations
+from edgellm.storage.chat_log import Conversation, History
 from tests.cli.test_reply_printer import at_terminal
 
 ROOT = Path(__file__).parents[2]
@@ -184,7 +184,7 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversing
     opener = ChatPairOpener(options, HardwareOptions(), history=True)
     pair = opener.open(*PAIR)
     stored = StoredConversation.open(False, None, True)
-    session = Chat(pair, options, context=(), system=None, remember=opener.recall(pair), stored=stored)
+    session = Chat(pair, options, stored=stored)
     yield Conversing(session, Display(), opener, PAIR)
     session.close()
 
@@ -227,10 +227,10 @@ def test_a_conversation_with_commands(talk: Conversing, tmp_path: Path, capsys: 
     typed("/undo", "Taken back: Who has the drill?")
     typed("/stats", "prompt tokens")
     typed("/context drop notes.txt")
-    (stored,) = Conversations().all()
+    (stored,) = History().all()
     assert stored.turns == (("system", "Be kind."), ("user", ASKED), ("assistant", REPLY))
     typed("/undo")
-    assert Conversations().all() == []
+    assert History().all() == []
     for line, says in (("/undo", "nothing to undo"), ("/retry", "no question"), ("/save", "nothing to save")):
         typed(line, says)
     refused("/modle x", "Did you mean /model")
@@ -239,7 +239,7 @@ def test_a_conversation_with_commands(talk: Conversing, tmp_path: Path, capsys: 
     assert texts(talk)[0] == "/etc is full?"
     typed("/clear")
     assert texts(talk) == []
-    assert len(Conversations().all()) == 1
+    assert len(History().all()) == 1
 
 
 def test_what_no_verifier_checked_is_checked_on_request(talk: Conversing, capsys: pytest.CaptureFixture[str]) -> None:

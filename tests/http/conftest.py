@@ -19,7 +19,7 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.spec.stream import Reply
-from edgellm.storage.chat_log import Conversations
+from edgellm.storage import History
 from testkit.gguf.architectures import write_bert
 
 HOME = Address.parse("127.0.0.1:0")
@@ -101,9 +101,9 @@ def written(pair: LLM, question: str = QUESTION, **options: Any) -> str:
 
 
 @pytest.fixture
-def store(home: Path) -> Conversations:
+def store(home: Path) -> History:
     """The conversations of a home of their own."""
-    return Conversations()
+    return History()
 
 
 @pytest.fixture(scope="package")

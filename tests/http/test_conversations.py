@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.errors import HistoryUnusable
 from edgellm.http.server import HttpServer
-from edgellm.storage.chat_log import MAX_BYTES, Conversation, Conversations
+from edgellm.storage.chat_log import MAX_BYTES, Conversation, History
 from tests.http.conftest import HOME, Answer, asker, configured
 
 KEY, API_KEY = "p" * 43, "a" * 43
@@ -29,14 +29,14 @@ def asking(server: HttpServer, key: str | None = KEY) -> AskFor:
 
 
 @pytest.fixture
-def server(store: Conversations) -> Iterator[HttpServer]:
+def server(store: History) -> Iterator[HttpServer]:
     events: list[str] = []
     with configured(page_key=KEY, on_event=events.append) as opened:
         yield opened
     assert events == []
 
 
-def test_they_are_stored_where_the_command_line_finds_them(server: HttpServer, store: Conversations) -> None:
+def test_they_are_stored_where_the_command_line_finds_them(server: HttpServer, store: History) -> None:
     ask = asking(server)
     assert ask("GET").json == {"on": True, "data": []}
     made = ask("POST", "", {"turns": TURNS, "page": '{"a": 1}'})
@@ -57,7 +57,7 @@ def test_they_are_stored_where_the_command_line_finds_them(server: HttpServer, s
     assert ask("GET", f"/{cli.id}").error["code"] == "conversation_not_found"
 
 
-def test_a_removed_one_comes_back_as_it_was(server: HttpServer, store: Conversations) -> None:
+def test_a_removed_one_comes_back_as_it_was(server: HttpServer, store: History) -> None:
     ask = asking(server)
     old = Conversation("0123abcd", datetime.now(UTC) - timedelta(days=3), (("user", "?"), ("assistant", "!")), "N", "P")
     store.save(old)
@@ -71,7 +71,7 @@ def test_a_removed_one_comes_back_as_it_was(server: HttpServer, store: Conversat
     assert store.all()[0].when <= datetime.now(UTC)
 
 
-def test_search_looks_into_titles_and_turns_whatever_the_case(server: HttpServer, store: Conversations) -> None:
+def test_search_looks_into_titles_and_turns_whatever_the_case(server: HttpServer, store: History) -> None:
     ask = asking(server)
     for question, reply in (("Straße?", "Left."), ("Where?", f"{'x ' * 99}the GARDEN shed{' y' * 99}"), ("a%b", "_")):
         store.save(Conversation.new().with_turns([("user", question), ("assistant", reply)]))
@@ -85,7 +85,7 @@ def test_search_looks_into_titles_and_turns_whatever_the_case(server: HttpServer
     assert ask("GET", f"?search={'x' * 201}").status == 400
 
 
-def test_a_state_that_changed_meanwhile_is_not_overwritten(server: HttpServer, store: Conversations) -> None:
+def test_a_state_that_changed_meanwhile_is_not_overwritten(server: HttpServer, store: History) -> None:
     ask = asking(server)
     made = ask("POST", "", {"turns": TURNS}).json
     changed = ask("PUT", f"/{made['id']}", {"turns": TURNS * 2, "replaces": made["when"]})
@@ -98,7 +98,7 @@ def test_a_state_that_changed_meanwhile_is_not_overwritten(server: HttpServer, s
     assert (late.status, late.error["code"], store.all()) == (409, "conversation_changed", [])
 
 
-def test_only_the_pages_key_opens_them(store: Conversations) -> None:
+def test_only_the_pages_key_opens_them(store: History) -> None:
     store.save(Conversation.new().with_turns([("user", "A secret."), ("assistant", "Yes.")]))
     with configured(page_key=KEY) as without, configured(key=API_KEY, page_key=KEY) as with_key:
         for server, key in ((without, None), (without, "x" * 43), (without, ""), (with_key, API_KEY)):
@@ -123,7 +123,7 @@ def test_only_the_pages_key_opens_them(store: Conversations) -> None:
     assert len(store.all()) == 1
 
 
-def test_with_the_history_off_nothing_is_stored_or_read(server: HttpServer, store: Conversations) -> None:
+def test_with_the_history_off_nothing_is_stored_or_read(server: HttpServer, store: History) -> None:
     ask = asking(server)
     one = Conversation.new().with_turns([("user", "?"), ("assistant", "!")])
     store.save(one)
@@ -142,7 +142,7 @@ def test_with_the_history_off_nothing_is_stored_or_read(server: HttpServer, stor
 
 
 def test_a_store_that_cannot_be_used_is_reported(
-    server: HttpServer, store: Conversations, monkeypatch: pytest.MonkeyPatch
+    server: HttpServer, store: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = asking(server)
     long = ask("POST", "", {"turns": [*TURNS, {"role": "user", "content": "x" * MAX_BYTES}]})
@@ -157,7 +157,7 @@ def test_a_store_that_cannot_be_used_is_reported(
     def refuse(*_: object, **_more: object) -> None:
         raise HistoryUnusable("The disk is full.", "Free some space.")
 
-    monkeypatch.setattr(Conversations, "save", refuse)
+    monkeypatch.setattr(History, "save", refuse)
     assert ask("POST", "", {"turns": TURNS}).error["message"] == "The disk is full. Free some space."
 
 
@@ -177,7 +177,7 @@ MALFORMED: list[Any] = [
 @pytest.mark.parametrize(
     "body", MALFORMED, ids=lambda body: (body if isinstance(body, bytes) else json.dumps(body))[:40]
 )
-def test_malformed_requests_are_refused_in_words(server: HttpServer, store: Conversations, body: Any) -> None:
+def test_malformed_requests_are_refused_in_words(server: HttpServer, store: History, body: Any) -> None:
     ask = asking(server)
     for method, path in (("POST", ""), ("PUT", "/0123abcd")):
         answer = ask(method, path, b"null" if body is None else body)

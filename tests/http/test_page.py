@@ -25,7 +25,7 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Session
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel, Event, Source, Verdict
-from edgellm.storage.chat_log import Conversations
+from edgellm.storage import History
 from testkit.browser import page_states
 from testkit.browser.page_states import CHROMIUM, KEY, SCHEMES, SIZES, STATES, opened_browser, page_in_state, window
 from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, serving
@@ -225,7 +225,7 @@ def test_on_a_phone_nothing_sticks_out(page: Page, own: LLM) -> None:
             expect(page.locator(f"#{side}-button")).to_be_focused()
 
 
-def test_stop_stops_the_work_and_leaves_what_was_written(page: Page, store: Conversations) -> None:
+def test_stop_stops_the_work_and_leaves_what_was_written(page: Page, store: History) -> None:
     with serving(Scripted(endless), "made-up", page_key=KEY) as server:
         page.goto(server.page_url)
         say(page, "Go on")
@@ -330,7 +330,7 @@ def test_a_missing_key_and_errors_are_shown_and_the_question_is_kept(page: Page)
         expect(page.locator("#state")).to_have_text("the server is gone")
 
 
-def test_a_phone_is_paired_by_a_link_or_a_typed_code_until_it_is_revoked(page: Page, store: Conversations) -> None:
+def test_a_phone_is_paired_by_a_link_or_a_typed_code_until_it_is_revoked(page: Page, store: History) -> None:
     with serving(
         Scripted(lambda *_: (token for token in said(b"Yes."))), "made-up", key="k" * 43, page_key=KEY
     ) as server:
@@ -367,7 +367,7 @@ def test_it_can_be_installed_and_opens_while_the_server_is_away(page: Page) -> N
         expect(page.locator("#question")).to_be_visible()
 
 
-def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: Conversations) -> None:
+def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: History) -> None:
     pair = Scripted(lambda *_: (token for token in said(b"Reply ", str(len(pair.asked)).encode())))
     with serving(pair, "made-up", page_key=KEY) as server:
         page.goto(server.page_url)
@@ -560,7 +560,7 @@ def test_files_go_before_the_question(page: Page) -> None:
     "name", [one if one in OFTEN else pytest.param(one, marks=pytest.mark.nightly) for one in STATES]
 )
 def test_there_is_no_barrier_in_any_state(
-    context: BrowserContext, store: Conversations, name: str, looks: list[tuple[str, str, list[str]]]
+    context: BrowserContext, store: History, name: str, looks: list[tuple[str, str, list[str]]]
 ) -> None:
     axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
     with page_states.server_without_model() as server, page_in_state(context, server, name) as page:

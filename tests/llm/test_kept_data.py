@@ -16,19 +16,19 @@ from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_pro
 from edgellm.spec.gates.profile import Profile
 from edgellm.state import write_state
 from edgellm.storage import History, fingerprint
-from edgellm.storage.chat_log import Conversation, Conversations, set_max_age, typed_lines
+from edgellm.storage.chat_log import Conversation, set_max_age
 from edgellm.storage.saved_prompts import prompts_folder
 from edgellm.system import cache_dir, data_dir, state_dir
 from tests.storage.chats import change
 
 MODELS = Path(__file__).parents[2] / "models"
 SECRET = "my PIN is 4711"
-ALL = KeptData(replies=1, conversations=1, typed=1, profiles=3, curves=1, logs=1, prompts=1)
+ALL = KeptData(conversations=1, profiles=3, curves=1, logs=1, prompts=1)
 
 
 @pytest.fixture(autouse=True)
-def _home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EDGELLM_HISTORY_KEEP", raising=False)
+def _home(home: Path) -> None:
+    """Each test has a home of its own."""
 
 
 @pytest.fixture
@@ -41,9 +41,7 @@ def profile() -> Profile:
 @pytest.fixture
 def _everything(profile: Profile) -> None:
     """One of each kind, all with the secret in it."""
-    History().add(SECRET, SECRET)
-    typed_lines().add(SECRET, "")
-    Conversations().save(Conversation.new().with_turns([("user", SECRET)]))
+    History().save(Conversation.new().with_turns([("user", SECRET)]))
     folder = data_dir() / "profiles"
     profile.save(folder / "words.json")
     replace(profile.without_words(), terms=replace(profile.terms, origin="first replies")).save(folder / "replies.json")
@@ -65,7 +63,7 @@ def test_forgetting_counts_what_it_removes_and_leaves_nothing(profile: Profile) 
     assert forget() == ALL
     assert found(SECRET) == []
     assert kept() == forget() == KeptData()
-    assert str(ALL) == "1 reply, 1 conversation, 1 typed line, 3 profiles, 1 cost curve, 1 crash log, 1 saved prompt"
+    assert str(ALL) == "1 conversation, 3 profiles, 1 cost curve, 1 crash log, 1 saved prompt"
     left = {path.name: Profile.load(path) for path in (data_dir() / "profiles").iterdir()}
     assert set(left) == {"words.json", "none.json"}
     assert list(left.values()) == [profile.without_words()] * 2
@@ -115,8 +113,7 @@ def test_what_is_too_old_goes_and_the_rest_stays(on: bool) -> None:
     long_ago = datetime.now(UTC) - timedelta(days=400)
     for path in Path(os.environ["EDGELLM_HOME"]).rglob("*"):
         os.utime(path, (long_ago.timestamp(),) * 2, follow_symlinks=False)
-    for table in ("entry", "conversation"):
-        change(History(), f"UPDATE {table} SET at = ?", int(long_ago.timestamp()) * 10**6)
+    change(History(), "UPDATE conversation SET at = ?", int(long_ago.timestamp()) * 10**6)
     set_max_age(None)
     expire()
     assert kept() == ALL
@@ -126,22 +123,11 @@ def test_what_is_too_old_goes_and_the_rest_stays(on: bool) -> None:
     assert found(SECRET) == []
 
 
-def test_an_old_line_goes_when_a_new_one_comes() -> None:
-    History().add(SECRET, "")
-    change(History(), "UPDATE entry SET at = at - 2 * 366 * 86400000000")
-    assert History().recent() == []
-    History().add("new", "")
-    assert [past.question for past in History().recent()] == ["new"]
-    assert found(SECRET) == []
-
-
 def test_an_old_conversation_goes_when_another_one_is_kept() -> None:
-    Conversations().save(
-        replace(Conversation.new().with_turns([("user", SECRET)]), when=datetime(2019, 1, 1, tzinfo=UTC))
-    )
+    History().save(replace(Conversation.new().with_turns([("user", SECRET)]), when=datetime(2019, 1, 1, tzinfo=UTC)))
     assert found(SECRET) == []
-    Conversations().save(Conversation.new().with_turns([("user", "new")]))
-    assert len(Conversations().all()) == 1
+    History().save(Conversation.new().with_turns([("user", "new")]))
+    assert len(History().all()) == 1
 
 
 @pytest.mark.usefixtures("_everything")

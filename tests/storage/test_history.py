@@ -1,4 +1,4 @@
-"""Past replies and conversations: kept, bounded, the user's alone, and forgotten when asked; also after a crash."""
+"""Past conversations: kept, bounded, the user's alone, and forgotten when asked; also after a crash."""
 
 import errno
 import os
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from hypothesis import strategies as st
 from edgellm import state
 from edgellm.errors import HistoryUnusable, InvalidOption
 from edgellm.storage import History, chat_log, database
-from edgellm.storage.chat_log import Conversation, Conversations
-from tests.storage.chats import change, raw, said
+from edgellm.storage.chat_log import Conversation
+from tests.storage.chats import change, keep, raw
 
 TEXTS = st.text() | st.text(st.sampled_from('a\ud800\udfff\0\n\r\u2028"\\'))
 
@@ -36,74 +35,48 @@ def test_every_text_comes_back(texts: list[tuple[str, str]]) -> None:
     """Whole, but for lone surrogates, which no UTF-8 can hold."""
 
     def whole(text: str) -> str:
-        return "".join("\ufffd" if 0xD800 <= ord(character) < 0xE000 else character for character in text)
+        return "".join("?" if 0xD800 <= ord(character) < 0xE000 else character for character in text)
 
     with tempfile.TemporaryDirectory() as folder:
         history = History(Path(folder) / "history")
         for question, reply in texts:
-            history.add(question, reply)
-        assert said(history) == [(whole(question), whole(reply)) for question, reply in texts]
+            keep(history, question, reply)
+        kept = [tuple(text for _, text in one.turns) for one in reversed(history.all())]
+        assert kept == [(whole(question), whole(reply)) for question, reply in texts]
 
 
 def test_the_limit_counts_bytes_and_keeps_the_newest(history: History) -> None:
-    for question in ("one", "two", "a much longer question", "ü"):
-        history.add(question, "r")
-    assert [past.question for past in history.recent(3 + 4 + 4)] == ["one", "two", "ü"]
-    assert [past.question for past in history.recent(3)] == ["ü"]
+    history.save(begun("Ein Glas\n\none", "r", "two", "r"))
+    keep(history, "ü")
+    assert history.recent(4 + 4 + 3) == [("one", "r"), ("two", "r"), ("ü", "r")]
+    assert history.recent(4 + 4 + 2) == [("two", "r"), ("ü", "r")]
     assert history.recent(2) == []
-
-
-def test_it_stays_bounded_and_the_oldest_go(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_log, "MAX_BYTES", 4096)
-    sizes = []
-    for number in range(200):
-        history.add(f"question {number}", "reply")
-        sizes.append(history.facts().size)
-        assert history.recent()[-1].question == f"question {number}"
-    assert 4096 - 100 < max(sizes) <= 4096
-    assert min(after for before, after in pairwise(sizes) if after < before) > 2048 - 100
-    numbers = [int(past.question.split()[1]) for past in history.recent()]
-    assert numbers == list(range(numbers[0], 200))
-    assert b"question 0" not in history.path.read_bytes()
-
-
-@pytest.mark.parametrize("text", ["\0" * 3000, "ü" * 5000])
-def test_of_a_text_too_long_the_beginning_is_kept(history: History, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(chat_log, "MAX_BYTES", 4096)
-    for _ in range(3):
-        history.add(text, text)
-        assert history.facts().size <= 4096
-    past = history.recent()[-1]
-    assert past.question == past.reply
-    assert text.startswith(past.question)
-    assert len(past.question.encode()) > 500
 
 
 def test_off_keeps_what_is_there_and_neither_adds_nor_reads(history: History) -> None:
     assert history.on
-    history.add("before", "r")
+    keep(history, "before")
     history.turn_off()
     history.turn_off()
     other = History(history.folder)
     assert not other.on
-    other.add("meanwhile", "r")
+    keep(other, "meanwhile")
     assert other.recent() == []
-    facts = other.facts()
-    assert facts.conversations == 1
+    assert len(other.all()) == 1
     other.turn_on()
     other.turn_on()
     assert history.on
-    history.add("after", "r")
-    assert [past.question for past in history.recent()] == ["before", "after"]
+    keep(history, "after")
+    assert [question for question, _ in history.recent()] == ["before", "after"]
     history.turn_off()
     history.path.unlink()
     history.path.mkdir()  # nobody is bothered with what is wrong where it is off
-    history.add("q", "r")
+    keep(history, "q")
     assert history.recent() == []
 
 
 def test_turned_off_while_waiting_is_off(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    history.add("before", "r")
+    keep(history, "before")
     asked = threading.Event()
     opened = database.PrivateDatabase.writing
 
@@ -114,20 +87,20 @@ def test_turned_off_while_waiting_is_off(history: History, monkeypatch: pytest.M
     monkeypatch.setattr(database.PrivateDatabase, "writing", writing)
     with closing(raw(history)) as db:
         db.execute("BEGIN IMMEDIATE")
-        adding = threading.Thread(target=history.add, args=("meanwhile", "r"))
+        adding = threading.Thread(target=keep, args=(history, "meanwhile"))
         adding.start()
         assert asked.wait(60)
         history.turn_off()
         db.execute("COMMIT")
     adding.join()
     history.turn_on()
-    assert said(history) == [("before", "r")]
+    assert history.recent() == [("before", "r")]
 
 
 def test_clear_removes_everything_from_the_disk(history: History) -> None:
     history.clear()
     assert not history.folder.parent.exists()
-    history.add("a secret", "r")
+    keep(history, "a secret")
     history.path.with_name(f"{history.path.name}.aside").write_text("a damaged secret")
     history.turn_off()
     history.clear()
@@ -136,24 +109,8 @@ def test_clear_removes_everything_from_the_disk(history: History) -> None:
     assert history.recent() == []
 
 
-def test_facts_tell_how_much_and_from_when_to_when(history: History) -> None:
-    facts = history.facts()
-    assert (facts.conversations, facts.size, facts.first, facts.last) == (0, 0, None, None)
-    history.add("q", "r")
-    size = history.facts().size
-    history.add("q", "r")
-    change(history, "UPDATE entry SET at = at - 86400000000 WHERE id = 1")
-    history.path.with_name(f"{history.path.name}.aside").write_text("left")
-    facts = history.facts()
-    assert facts.conversations == 2
-    assert facts.size == 2 * size + 4
-    assert facts.first is not None
-    assert facts.last is not None
-    assert 0 <= (facts.last - facts.first).total_seconds() - 86400 < 60
-
-
 EVERY_USE: list[Callable[[History], object]] = [
-    lambda history: history.add("q", "r"),
+    lambda history: keep(history, "q"),
     lambda history: history.recent(),
     lambda history: history.turn_off(),
 ]
@@ -176,7 +133,7 @@ def test_only_the_user_can_read_it(history: History, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "fchmod", lambda *_: None)  # not at some later moment, but from the first
     monkeypatch.setattr(Path, "chmod", lambda *_: None)
     with umask(0):
-        history.add("q", "r")
+        keep(history, "q")
         history.turn_off()
     assert mode(history.folder) == 0o700
     assert {mode(path) for path in history.folder.iterdir()} == {0o600}
@@ -185,7 +142,7 @@ def test_only_the_user_can_read_it(history: History, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("use", EVERY_USE[:2])
 def test_what_became_open_to_others_is_closed_again(history: History, use: Callable[[History], object]) -> None:
-    history.add("q", "r")
+    keep(history, "q")
     history.path.chmod(0o644)
     history.folder.chmod(0o755)
     use(history)
@@ -227,7 +184,7 @@ def test_what_the_system_forbids_is_told(
     def forbidden(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    history.add("q", "r")
+    keep(history, "q")
     monkeypatch.setattr(os, "open", forbidden)
     monkeypatch.setattr(sqlite3, "connect", forbidden)
     with pytest.raises(HistoryUnusable, match=r"cannot be .*: Permission denied\. Check its permissions"):
@@ -240,21 +197,21 @@ DAMAGES: dict[str, str | Callable[[bytes], bytes]] = {
     "zeros": lambda data: bytes(len(data)),
     "half": lambda data: data[: len(data) // 2],
     "a page of zeros": lambda data: data[:4096] + bytes(4096) + data[8192:],
-    "other columns": "DROP TABLE entry; CREATE TABLE entry (kind)",
+    "other columns": "DROP TABLE conversation; CREATE TABLE conversation (kind)",
     # Python fails on SQLite's message about it.
     "a schema that is no text": (
         "PRAGMA writable_schema = ON;"
-        " UPDATE sqlite_master SET sql = CAST(x'435245415445209CD4' AS TEXT) WHERE name = 'entry'"
+        " UPDATE sqlite_master SET sql = CAST(x'435245415445209CD4' AS TEXT) WHERE name = 'conversation'"
     ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-@pytest.mark.parametrize("use", ["add", "recent"])
+@pytest.mark.parametrize("use", ["save", "recent"])
 def test_a_damaged_database_is_set_aside_with_a_notice(
     history: History, damage: str | Callable[[bytes], bytes], use: str
 ) -> None:
-    history.add("before", "r")
+    keep(history, "before")
     if isinstance(damage, str):
         with closing(raw(history)) as db:
             db.executescript(damage)
@@ -262,86 +219,61 @@ def test_a_damaged_database_is_set_aside_with_a_notice(
         history.path.write_bytes(damage(history.path.read_bytes()))
     before = history.path.read_bytes()
     with pytest.raises(HistoryUnusable, match=r"is damaged, and was renamed to chats\.sqlite3\.aside\. A new one"):
-        history.add("lost", "r") if use == "add" else history.recent()
+        keep(history, "lost") if use == "save" else history.recent()
     aside = history.path.with_name("chats.sqlite3.aside")
     assert history.recent() == []
-    history.add("after", "r")
-    assert said(history) == [("after", "r")]
+    keep(history, "after")
+    assert history.recent() == [("after", "r")]
     assert aside.read_bytes() == before
-    assert history.facts().size >= len(before)
+    assert history.damaged == [aside]
     history.clear()
     assert not aside.exists()
 
 
 def test_a_row_that_is_far_too_large_is_damage(history: History) -> None:
-    history.add("before", "r")
-    change(history, "UPDATE entry SET reply = hex(zeroblob(4000000))")
+    keep(history, "before")
+    change(history, "UPDATE conversation SET turns = hex(zeroblob(4000000))")
     with pytest.raises(HistoryUnusable, match="is damaged"):
         history.recent()
 
 
 def test_a_newer_version_is_left_alone(history: History) -> None:
-    history.add("before", "r")
+    keep(history, "before")
     change(history, "PRAGMA user_version = 2")
     before = history.path.read_bytes()
-    for use in (history.recent, lambda: history.add("q", "r")):
+    for use in (history.recent, lambda: keep(history, "q")):
         with pytest.raises(HistoryUnusable, match="has version 2, but this edgellm reads version 1"):
             use()
     assert history.path.read_bytes() == before
 
 
-@pytest.mark.parametrize("change_row", ["at = 'x'", "question = x'ff'", "reply = x''"])
-def test_a_damaged_row_is_passed_over(history: History, monkeypatch: pytest.MonkeyPatch, change_row: str) -> None:
-    for question in ("before", "damaged", "after"):
-        history.add(question, "r")
-    change(history, f"UPDATE entry SET {change_row} WHERE id = 2")
-    assert [past.question for past in history.recent()] == ["before", "after"]
-    assert history.facts().conversations in (2, 3)
-    monkeypatch.setattr(chat_log, "MAX_BYTES", 280)
-    history.add("new", "r")
-    assert said(history) == [("after", "r"), ("new", "r")]
-
-
-def test_bytes_that_are_no_characters_do_not_come_out_of_it(history: History) -> None:
-    history.add("q", "r")
-    change(history, "UPDATE entry SET question = CAST(? AS TEXT)", b"a\xed\xa0\x80\xffb")
-    assert said(history) == [("a\ufffd\ufffd\ufffd\ufffdb", "r")]
-
-
 def test_processes_that_add_read_and_remove_do_not_disturb_each_other(history: History) -> None:
     program = (
         "import sys; from pathlib import Path; from edgellm.storage.chat_log import *\n"
-        "folder, name = Path(sys.argv[1]), sys.argv[2]\n"
-        "replies, typed, talks = History(folder), History(folder, 'typed'), Conversations(folder)\n"
+        "history, name = History(Path(sys.argv[1])), sys.argv[2]\n"
         "for number in range(20):\n"
-        "    replies.add(f'{name} {number}', 'r' * 3000); typed.add(f'{name} {number}', '')\n"
-        "    talks.save(talk := Conversation.new().with_turns([('user', f'{name} {number}')]))\n"
-        "    assert f'{name} {number}' in [past.question for past in replies.recent()]\n"
-        "    if number % 2: talks.remove(talk)\n"
-        "    assert number % 2 == 0 or talk not in talks.all()\n"
+        "    history.save(talk := Conversation.new().with_turns([('user', f'{name} {number}')]))\n"
+        "    if number % 2: history.remove(talk)\n"
+        "    assert (talk.title in [one.title for one in history.all()]) == (number % 2 == 0)\n"
     )
     users = [subprocess.Popen([sys.executable, "-c", program, str(history.folder), name], cwd=ROOT) for name in "abc"]
     assert [user.wait() for user in users] == [0, 0, 0]
-    for log in (history, History(history.folder, "typed")):
-        found = [past.question for past in log.recent()]
-        for name in "abc":
-            assert [one for one in found if one[0] == name] == [f"{name} {number}" for number in range(20)]
-    titles = sorted(one.title for one in chat_log.Conversations(history.folder).all())
+    titles = sorted(one.title for one in history.all())
     assert titles == sorted(f"{name} {number}" for name in "abc" for number in range(0, 20, 2))
     with closing(raw(history)) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 def test_while_another_process_writes_nobody_else_does(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    history.add("q", "r")
+    keep(history, "q")
     monkeypatch.setattr(state, "LOCK_SECONDS", 0)
     with closing(raw(history)) as db:
         db.execute("BEGIN IMMEDIATE")
-        for use in (lambda: history.add("q", "r"), history.expire):
+        for use in (lambda: keep(history, "q"), history.expire):
             with pytest.raises(HistoryUnusable, match="in use by another process"):
                 use()
         assert len(history.recent()) == 1  # reading needs no turn
-    history.add("q", "r")
+    keep(history, "q")
     assert len(history.recent()) == 2
 
 
@@ -361,21 +293,13 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_full_disk_is_told_and_leaves_what_was_there(history: History, request: pytest.FixtureRequest) -> None:
-    history.add("before", "r")
+    keep(history, "before")
     before = history.path.read_bytes()
     request.getfixturevalue("full")
     with pytest.raises(HistoryUnusable, match="the disk is full"):
-        history.add("lost", "r" * 10_000)
+        keep(history, "lost", "r" * 10_000)
     assert history.path.read_bytes() == before
-    assert said(history) == [("before", "r")]
-
-
-# --- conversations ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Conversations:
-    return Conversations(tmp_path / "history")
+    assert history.recent() == [("before", "r")]
 
 
 def begun(*texts: str, ago: float = 0.0) -> Conversation:
@@ -384,45 +308,45 @@ def begun(*texts: str, ago: float = 0.0) -> Conversation:
     return Conversation(made.id, datetime.now(UTC) - timedelta(seconds=ago), turns, page='{"nodes": []}')
 
 
-def test_what_is_kept_is_found_again_by_the_user_alone(store: Conversations) -> None:
+def test_what_is_kept_is_found_again_by_the_user_alone(history: History) -> None:
     old, new = begun("Where?", "There.", ago=60), begun("Ein Glas\n\nWhere is é?", "Here\ud800.")
     for one in (new, old):
-        store.save(one)
-    assert [one.id for one in store.all()] == [new.id, old.id]
-    assert store.latest().turns[1] == ("assistant", "Here?.")
-    assert store.latest().title == "Where is é?"
-    assert store.find(old.id[:5]) == old
-    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+        history.save(one)
+    assert [one.id for one in history.all()] == [new.id, old.id]
+    assert history.latest().turns[1] == ("assistant", "Here?.")
+    assert history.latest().title == "Where is é?"
+    assert history.find(old.id[:5]) == old
+    assert stat.S_IMODE(history.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(history.folder.stat().st_mode) == 0o700
     longer = old.with_turns([*old.turns, ("user", "Why?"), ("assistant", "So.")])
-    store.save(longer)
-    assert [one.id for one in store.all()] == [old.id, new.id]
-    assert store.latest().turns == longer.turns
-    store.remove(longer)
-    assert [one.id for one in store.all()] == [new.id]
-    store.clear()
-    assert store.all() == []
+    history.save(longer)
+    assert [one.id for one in history.all()] == [old.id, new.id]
+    assert history.latest().turns == longer.turns
+    history.remove(longer)
+    assert [one.id for one in history.all()] == [new.id]
+    history.clear()
+    assert history.all() == []
 
 
-def test_one_that_is_not_there_or_not_alone_is_told(store: Conversations) -> None:
-    for call in (store.latest, lambda: store.find("ab"), lambda: store.find("")):
+def test_one_that_is_not_there_or_not_alone_is_told(history: History) -> None:
+    for call in (history.latest, lambda: history.find("ab"), lambda: history.find("")):
         with pytest.raises(InvalidOption):
             call()
     for conversation_id in ("abcd0000", "abcd0001"):
-        store.save(replace(begun("Where?"), id=conversation_id))
+        history.save(replace(begun("Where?"), id=conversation_id))
     with pytest.raises(InvalidOption, match="There are 2 conversations"):
-        store.find("abcd")
+        history.find("abcd")
 
 
-def test_the_oldest_go_and_too_long_a_one_is_not_kept(store: Conversations, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_go_and_too_long_a_one_is_not_kept(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_log, "MAX_CONVERSATIONS", 3)
     kept = [begun(str(number), ago=100 - number) for number in range(5)]
     for one in kept:
-        store.save(one)
-    assert [one.id for one in store.all()] == [one.id for one in reversed(kept[2:])]
+        history.save(one)
+    assert [one.id for one in history.all()] == [one.id for one in reversed(kept[2:])]
     with pytest.raises(HistoryUnusable, match="can be stored"):
-        store.save(kept[4].with_turns([("user", "a" * 2**20)]))
-    assert store.latest() == kept[4]
+        history.save(kept[4].with_turns([("user", "a" * 2**20)]))
+    assert history.latest() == kept[4]
 
 
 def stored(turns: str) -> str:
@@ -436,16 +360,17 @@ def stored(turns: str) -> str:
         stored('[["god", "?"]]'), stored('[["user", "a", "b"]]'),
     ],
 )  # fmt: skip
-def test_what_is_no_conversation_is_passed_over(store: Conversations, text: object) -> None:
-    store.save(begun("Where?"))
+def test_what_is_no_conversation_is_passed_over(history: History, text: object) -> None:
+    history.save(begun("Where?"))
     when = int(datetime.now(UTC).timestamp() * 1e6)
-    change(store, "INSERT INTO conversation VALUES ('00000000', ?, ?)", when, text)
-    change(store, "INSERT INTO conversation VALUES ('\x1b[2J', ?, ?)", when, stored("[]"))
-    assert [one.title for one in store.all()] == ["Where?"]
-    assert store.get("00000000") is None
+    change(history, "INSERT INTO conversation VALUES ('00000000', ?, ?)", when, text)
+    change(history, "INSERT INTO conversation VALUES ('\x1b[2J', ?, ?)", when, stored("[]"))
+    change(history, "INSERT INTO conversation VALUES ('11111111', 'x', ?)", stored("[]"))
+    assert [one.title for one in history.all()] == ["Where?"]
+    assert history.get("00000000") is None
 
 
-def test_a_conversation_that_was_removed_leaves_no_trace(store: Conversations) -> None:
+def test_a_conversation_that_was_removed_leaves_no_trace(history: History) -> None:
     """Also not where SQLite moved it from one page to another."""
     rng = random.Random(7)
     marks: dict[str, str] = {}
@@ -453,11 +378,11 @@ def test_a_conversation_that_was_removed_leaves_no_trace(store: Conversations) -
         one = begun(f"<{number:05}>" * rng.choice([5, 30, 150, 900]))
         if marks and rng.random() < 0.6:
             one = replace(one, id=rng.choice(list(marks)))
-        store.save(one)
+        history.save(one)
         marks[one.id] = f"<{number:05}>"
-    for one in store.all():
+    for one in history.all():
         if rng.random() < 0.7:
-            store.remove(one)
+            history.remove(one)
             del marks[one.id]
-    found = b"".join(path.read_bytes() for path in store.folder.iterdir())
+    found = b"".join(path.read_bytes() for path in history.folder.iterdir())
     assert {mark for number in range(300) if (mark := f"<{number:05}>").encode() in found} == {*marks.values()}

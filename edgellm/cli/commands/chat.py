@@ -104,9 +104,7 @@ def chat(
         pair = opener.prepare(over)
         if mesh is not None:  # over RPC no device measures its work
             reports = Reports(mesh, as_json=talk.as_json)
-    session = Chat(
-        pair, wanted, context=texts, system=talk.system, remember=opener.recall(pair), stored=stored, reports=reports
-    )
+    session = Chat(pair, wanted, context=texts, system=talk.system, stored=stored, reports=reports)
     with closing(session):
         if question is None:
             from edgellm.cli.interactive import Conversing, converse

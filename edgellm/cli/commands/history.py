@@ -10,7 +10,7 @@ from edgellm.cli.options import AsJson, Yes
 from edgellm.cli.views import console as ui
 from edgellm.errors import InvalidOption, size
 from edgellm.storage import History
-from edgellm.storage.chat_log import VARIABLE, Conversations, describe_age, max_age, parse_age, set_max_age
+from edgellm.storage.chat_log import describe_age, max_age, parse_age, set_max_age
 
 Action: TypeAlias = Literal["show", "clear", "off", "on", "keep"]
 
@@ -33,7 +33,7 @@ def history(
     if action == "keep":
         _keep(age, as_json)
     elif action == "clear":
-        if not yes and ((there := kept()).total or store.facts().size):
+        if not yes and ((there := kept()).total or store.damaged):
             ui.make_sure("delete", str(there), yes=False)
         gone = forget()
         ui.tell({"forgotten": gone.total, **asdict(gone)}, as_json, f"deleted {gone}")
@@ -47,10 +47,7 @@ def _keep(age: str | None, as_json: bool) -> None:
     from edgellm.llm.pair_stats import expire
 
     if age is not None:
-        wanted = parse_age(age)
-        set_max_age(wanted)
-        if max_age() != wanted:
-            ui.say(f"{VARIABLE} sets another age, and takes precedence.", style="yellow")
+        set_max_age(parse_age(age))
         expire()
     kept = "Conversations are kept until you clear them."
     if (found := max_age()) is not None:
@@ -74,14 +71,15 @@ def _turn(store: History, action: Action, as_json: bool) -> None:
 def _show(store: History, as_json: bool) -> None:
     from edgellm.llm.pair_stats import kept, kept_bytes
 
-    found, there, taken, age = store.facts(), kept(), kept_bytes(), describe_age(max_age())
+    found, there, taken, age = store.all(), kept(), kept_bytes(), describe_age(max_age())
+    first, last = (found[-1].when, found[0].when) if found else (None, None)
     if as_json:
-        ui.emit_json({"path": str(store.path), "on": store.on, "conversations": found.conversations, "size": taken,
-                   "first": found.first and found.first.isoformat(), "last": found.last and found.last.isoformat(),
+        ui.emit_json({"path": str(store.path), "on": store.on, "conversations": len(found), "size": taken,
+                   "first": first and first.isoformat(), "last": last and last.isoformat(),
                    "keep": age, "all": asdict(there)})  # fmt: skip
         return
     state = "on" if store.on else "off: nothing is kept or read"
-    begin, end = (f"{when:%Y-%m-%d %H:%M} UTC" if when else "-" for when in (found.first, found.last))
+    begin, end = (f"{when:%Y-%m-%d %H:%M} UTC" if when else "-" for when in (first, last))
     rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", size(taken))]
     ui.out().print(ui.facts([*rows, ("from", begin), ("to", end), ("path", ui.one_line(str(store.path)))]))
 
@@ -93,7 +91,7 @@ def conversations(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    store = Conversations()
+    store = History()
     if action == "list":
         if which:
             what = f"`conversations list` takes no IDs, but {which[0]!r} is given."

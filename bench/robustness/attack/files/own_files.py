@@ -37,7 +37,7 @@ from edgellm.rpc.trust.identity import trust_folder, web_certificate
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.state import write_state
 from edgellm.storage import History, fingerprint
-from edgellm.storage.chat_log import Conversation, Conversations, set_max_age, typed_lines
+from edgellm.storage.chat_log import Conversation, set_max_age
 from edgellm.storage.layer_pieces import manifest_of
 from edgellm.storage.layer_store import LayerStore, cut_layers
 from testkit import ROOT
@@ -68,10 +68,8 @@ def sound_home(home: Path) -> None:
     config = home / "config" / "config.toml"
     config.parent.mkdir()
     config.write_text("[chat]\nmax-tokens = 8\n")
-    History().add("Where is my mug?", "On the shelf.")
-    typed_lines().add("Where is my mug?", "")
     set_max_age(None)
-    Conversations().save(Conversation("00000000", datetime.now(UTC), (("user", "Where?"), ("assistant", "Here."))))
+    History().save(Conversation("00000000", datetime.now(UTC), (("user", "Where?"), ("assistant", "Here."))))
     draft, verifier = MODELS / "draft.gguf", MODELS / "verifier.gguf"
     profile = profile_path(fingerprint(draft), fingerprint(verifier))
     write_state(profile, (MODELS / "profile.json").read_bytes())
@@ -107,7 +105,6 @@ OWN = (
     Own("chats", "data/history/chats.sqlite3", ("history", "show"), users=True),
     Own("chats, for a chat", "data/history/chats.sqlite3", ASK, users=True),
     Own("chats, to go on", "data/history/chats.sqlite3", (*ASK, "-c"), users=True),
-    Own("typed lines", "data/history/chats.sqlite3", lambda: typed_lines().recent(), users=True),
     Own("greatest age", "data/history/max-age", ("history", "keep")),
     Own("profile", "data/profiles/*.json", (*ASK, "--budget", "0.2"), users=True),
     Own("first replies", "data/profiles/*.first.json", _load_first),
