@@ -34,13 +34,12 @@ def main() -> None:
     measured = survey(discover_workers(chosen_hosts()), timed_model(file), remeasure=True)
     for name, error in measured.left_out:
         print(f"{name}: {error}", file=sys.stderr)
-    fleet, model = measured.fleet(), model_costs(file)
-    found = plan(Home(fleet.devices, model, args.tokens, 1, links=fleet.links))
+    found = plan(Home(measured.fleet().devices, model_costs(file), args.tokens, 1))
     devices = {
         name: {"rows": speed.figures.rows, "seconds": speed.figures.seconds, "disk": speed.figures.disk}
         for name, speed in measured.speeds.items()
     }
-    lines = [{"from": a, "to": b, **asdict(kept.line)} for (a, b), kept in measured.lines.items()]
+    lines = [{"to": name, **asdict(kept.line)} for name, kept in measured.lines.items()]
     named = {
         "planned": found.option, "best single": found.best_single, "even": found.even, "by strength": found.heuristic,
     }  # fmt: skip

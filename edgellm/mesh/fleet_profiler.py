@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import combinations
 from math import inf
 from pathlib import Path
 from typing import Self
 
-from edgellm.coldstart.costs import Device, Link, TransformerShape, Utilisation, fit_utilisation
+from edgellm.coldstart.costs import Device, TransformerShape, Utilisation, fit_utilisation
 from edgellm.coldstart.problem import Fleet
 from edgellm.engine import ModelFile
 from edgellm.engine.cores import BUSY, CpuWait
@@ -24,7 +23,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.layers import Worker, find_workers, worker_at_address
 from edgellm.rpc.link import Endpoint
-from edgellm.rpc.measuring import DeviceFigures, LinkSpeed, measure, measure_link, request_link_measurement
+from edgellm.rpc.measuring import DeviceFigures, LinkSpeed, measure, measure_link
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.state import MONTH, from_json, read_cached, write_cached
 from edgellm.system import cache_dir
@@ -60,14 +59,14 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """A line, the time (seconds since 1970, UTC) and the reason of its measurement, the share of the time for which
-    this process waited for a processor, and the seconds to connect, if measured."""
+    """A line from here, the time (seconds since 1970, UTC) and the reason of its measurement, the share of the time for
+    which this process waited for a processor, and the seconds to connect."""
 
     line: LinkSpeed
     taken: int
     reason: str
-    waited: float = 0.0
-    opening: float = 0.0
+    waited: float
+    opening: float
 
     @property
     def doubtful(self) -> bool:
@@ -77,7 +76,7 @@ class MeasuredLink:
 
 @dataclass(slots=True)
 class KeptFigures:
-    """The measurements of this home: devices by their keys, lines by the keys of both ends."""
+    """The measurements of this home: devices and the lines to them, by the devices' keys."""
 
     speeds: dict[str, MeasuredSpeed] = field(default_factory=dict)
     lines: dict[str, MeasuredLink] = field(default_factory=dict)
@@ -103,10 +102,6 @@ def _key(worker: Worker | None) -> str:
     return str(worker.address) if worker.peer is None else str(worker.peer.id)
 
 
-def _line_key(one: Worker | None, other: Worker) -> str:
-    return f"{_key(one)} {_key(other)}"
-
-
 def stored_speed(worker: Worker | None) -> MeasuredSpeed | None:
     """Return the last measurement of a device, whatever the model."""
     return KeptFigures.load().speeds.get(_key(worker))
@@ -114,42 +109,36 @@ def stored_speed(worker: Worker | None) -> MeasuredSpeed | None:
 
 def stored_link(worker: Worker) -> MeasuredLink | None:
     """Return the last measurement of the line from here."""
-    return KeptFigures.load().lines.get(_line_key(None, worker))
+    return KeptFigures.load().lines.get(_key(worker))
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Speeds by device's name, `HERE` for this device; lines by the names of both ends; devices left out, and why."""
+    """Speeds by device's name, `HERE` for this device; lines from here by name; devices left out, and why."""
 
     speeds: Mapping[str, MeasuredSpeed]
-    lines: Mapping[tuple[str, str], MeasuredLink]
+    lines: Mapping[str, MeasuredLink]
     workers: Mapping[str, Worker]
     left_out: tuple[tuple[str, EdgeError], ...]
 
     def fleet(self) -> Fleet:
         """Return the fleet for the planner."""
-        devices = tuple(self._device(name, speed) for name, speed in self.speeds.items())
-        links = {}
-        for (one, other), stored in self.lines.items():
-            latency = stored.line.round_trip / 2.0
-            links[one, other] = Link(stored.line.up, latency)
-            links[other, one] = Link(stored.line.down, latency)
-        return Fleet(devices, links)
+        return Fleet(tuple(self._device(name, speed) for name, speed in self.speeds.items()))
 
     def doubts(self) -> list[str]:
         """Return the figures that are doubtful, each with the reason, and what to do; nothing where none is."""
         found = [f"{name}: {speed.figures.doubt}" for name, speed in self.speeds.items() if speed.figures.doubt]
         found += [
-            f"the connection from {one} to {other}: measured while this machine was busy"
-            for (one, other), stored in self.lines.items() if stored.doubtful
+            f"the connection to {name}: measured while this machine was busy"
+            for name, stored in self.lines.items() if stored.doubtful
         ]  # fmt: skip
         return found
 
     def _device(self, name: str, speed: MeasuredSpeed) -> Device:
-        """Return a device for the planner. Between two devices without a measured line, data is taken to pass through
-        the home's network as it does between each of them and this one."""
+        """Return a device for the planner. Between two other devices, data is taken to pass through the home's network
+        as it does between each of them and this one."""
         figures, curve = speed.figures, speed.utilisation
-        stored = self.lines.get((HERE, name))
+        stored = self.lines.get(name)
         up, down, latency, opening = inf, inf, 0.0, 0.0  # this device's own limits are in the lines
         if stored is not None:
             up, down, latency = stored.line.down, stored.line.up, stored.line.round_trip / 2.0
@@ -218,18 +207,12 @@ class _Surveyor:
         devices = [None, *workers]
         found = await asyncio.gather(*(self._speed(worker) for worker in devices))
         speeds = {HERE if one is None else one.name: speed for one, speed in zip(devices, found, strict=True) if speed}
-        links: dict[tuple[str, str], MeasuredLink] = {}
-        for worker in workers:
-            if worker.name in speeds and (link := await self._link(None, worker)):
-                links[HERE, worker.name] = link
-        reached = [worker for worker in workers if (HERE, worker.name) in links]
-        for one, other in combinations(reached, 2):
-            if link := await self._link(one, other):
-                links[one.name, other.name] = link
+        links = {
+            worker.name: link for worker in workers if worker.name in speeds and (link := await self._link(worker))
+        }
         self._kept.save()
-        names = {HERE, *(worker.name for worker in reached)}
-        speeds = {name: speed for name, speed in speeds.items() if name in names}
-        return Survey(speeds, links, {worker.name: worker for worker in reached}, tuple(self._left_out))
+        speeds = {name: speed for name, speed in speeds.items() if name in (HERE, *links)}
+        return Survey(speeds, links, {one.name: one for one in workers if one.name in links}, tuple(self._left_out))
 
     async def _speed(self, worker: Worker | None) -> MeasuredSpeed | None:
         key, name = _key(worker), HERE if worker is None else worker.name
@@ -251,31 +234,22 @@ class _Surveyor:
         self._kept.speeds[key] = MeasuredSpeed(figures, self._model.name, self._model.shape)
         return self._kept.speeds[key]
 
-    async def _link(self, one: Worker | None, other: Worker) -> MeasuredLink | None:
-        """Return the line from here, or from another worker; None if it cannot be measured: two workers are often not
-        paired."""
-        key, name, peer = _line_key(one, other), other.name if one is None else one.name, other.peer
+    async def _link(self, worker: Worker) -> MeasuredLink | None:
+        """Return the line from here to a worker; None if it cannot be measured."""
+        key, name = _key(worker), worker.name
         if (why := self._why(key)) is None:
             return self._kept.lines[key]
-        if one is not None and (one.peer is None or peer is None):
-            return None
-        self._notify(name, f"measuring the connection {'from here' if one is None else f'to {other.name}'}")
+        self._notify(name, "measuring the connection from here")
         began = time.perf_counter()
         try:
-            async with await (one or other).reached().connect() as channel:
+            async with await worker.reached().connect() as channel:
                 opening, waiting = time.perf_counter() - began, CpuWait()
-                if one is None or peer is None:
-                    line = await measure_link(channel, name)
-                    link = MeasuredLink(line, int(time.time()), why, waiting.share(), opening)
-                else:
-                    line = await request_link_measurement(channel, name, peer.id, other.address)
-                    link = MeasuredLink(line, int(time.time()), why)
+                line = await measure_link(channel, name)
         except EdgeError as error:
-            if one is None:
-                self._left_out.append((name, error))
+            self._left_out.append((name, error))
             return None
-        self._kept.lines[key] = link
-        return link
+        self._kept.lines[key] = MeasuredLink(line, int(time.time()), why, waiting.share(), opening)
+        return self._kept.lines[key]
 
     def _why(self, key: str) -> str | None:
         """Return why a line is to be measured; None if its figures are good."""

@@ -11,11 +11,9 @@ import grpc.aio
 from edgellm.engine.cores import BUSY, is_plausible, lower_quartile
 from edgellm.engine.gguf.synthetic_layers import HEADER_MOST, Blocks
 from edgellm.errors import SAME_VERSION, DeviceLost, ProtocolError
-from edgellm.rpc.address import Address
-from edgellm.rpc.layers import REPLY_SECONDS, ask, call_errors, error_from_status, method
+from edgellm.rpc.layers import REPLY_SECONDS, call_errors, error_from_status, method
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.identity import DeviceID
 
 SECONDS = 0.8  # approximate time for each way
 _FRAME = 2**16
@@ -110,14 +108,6 @@ async def _read(call: Any) -> pb.FlowFrame:
     if not isinstance(reply, pb.FlowFrame):
         raise ProtocolError("The other device has ended the measurement early.", SAME_VERSION)
     return reply
-
-
-async def request_link_measurement(
-    channel: grpc.aio.Channel, name: str, device: DeviceID, address: Address | None
-) -> LinkSpeed:
-    request = pb.LineRequest(protocol=PROTOCOL, device=device.digest, address=str(address or ""))
-    reply = await ask(channel, "Line", name, request, pb.LineReply, REPLY_SECONDS)
-    return LinkSpeed(reply.round_trip, reply.up, reply.down)
 
 
 MEASURE_SECONDS = 120.0  # limit for the whole measurement

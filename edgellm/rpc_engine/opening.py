@@ -104,12 +104,11 @@ def place_over_rpc(file: ModelFile, survey: "Survey", workload: Workload) -> Rpc
         costs = rpc_costs(file, *process.beside_weights())
     given, refused = _ask_offers(survey.workers)
     left_out = [*refused, *((name, error.what) for name, error in survey.left_out)]
-    fleet = survey.fleet()
-    known = {device.name: device for device in fleet.devices}
+    known = {device.name: device for device in survey.fleet().devices}
     total = sum(costs.layer_bytes) + costs.head
     others = (replace(known[name], memory=float(max(1, offer.memory - MARGIN))) for name, offer in given.items())
     home = RpcHome(
-        (known[HERE], *others), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective, fleet.links,
+        (known[HERE], *others), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective,
         {name: min(1.0, offer.cached / total) for name, offer in given.items()}, bool(unit.name), workload.cold,
     )  # fmt: skip
     return replace(plan_rpc(home), workers={name: survey.workers[name] for name in given}, left_out=tuple(left_out))

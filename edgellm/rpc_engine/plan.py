@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgellm.coldstart.costs import Device, Floats, Link, Links, link
+from edgellm.coldstart.costs import Device, Floats, Link, link
 from edgellm.coldstart.plan import MIN_SAVING, format_seconds
 from edgellm.coldstart.problem import Objective, shares_of
 from edgellm.engine import ModelFile
@@ -85,8 +85,8 @@ class RpcOption:
 
 @dataclass(frozen=True, slots=True)
 class RpcHome:
-    """The `devices`, of which the first one asks, with the links between them, and the model and the reply that are
-    planned for. `kept`: the share of the model's weights that is on the disk of a device of that name already.
+    """The `devices`, of which the first one asks, and the model and the reply that are planned for. `kept`: the share
+    of the model's weights that is on the disk of a device of that name already.
 
     `cards`: the asking device computes on graphics cards, which then have the last layers and the head. With `cold`
     False everything is loaded. Costs below are seconds to load, for the prompt, and for a further token, (3,).
@@ -97,7 +97,6 @@ class RpcHome:
     tokens_in: int
     tokens_out: int
     objective: Objective = "ttft"
-    links: Links = field(default_factory=dict)
     kept: Mapping[str, float] = field(default_factory=dict)
     cards: bool = False
     cold: bool = True
@@ -157,7 +156,7 @@ class RpcHome:
     def _lines(self, device: Device) -> tuple[Link, Link]:
         """Return the lines to a device and back; nothing has to be sent to the asking device itself."""
         here = self.devices[0]
-        return link(here, device, self.links), link(device, here, self.links)
+        return link(here, device, {}), link(device, here, {})
 
     def _timed(self, shares: tuple[StageShare, ...], cost: Floats) -> RpcOption:
         load, prompt, token = map(float, (cost + np.array((START_SECONDS, 0.0, 0.0))) * (self.cold, 1.0, 1.0))

@@ -7,7 +7,7 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageSpec
 from edgellm.mesh.stage import check
 from edgellm.rpc.layers import read_manifest, read_places
-from edgellm.rpc.measuring import LinkSpeed, read_blocks, read_figures
+from edgellm.rpc.measuring import read_blocks, read_figures
 from edgellm.rpc.protos import PROTOCOL, layers_pb2, mesh_pb2, parse_message
 from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageSpan, StageTimes
 from edgellm.services import mesh_codec
@@ -60,11 +60,6 @@ def _figures(data: bytes) -> None:
         read_figures(reply.figures)
 
 
-def _line(data: bytes) -> None:
-    reply = parse_message(layers_pb2.LineReply, data)
-    LinkSpeed(reply.round_trip, reply.up, reply.down)
-
-
 def readers() -> list[Reader]:
     """Return all readers of a mesh's messages."""
     warm = VerifyRequest(0, Sampling(0.8, 40, 0.9, 5), 2, NO_IDS, _CHUNK, logits=True)
@@ -85,12 +80,10 @@ def readers() -> list[Reader]:
     wanted = layers_pb2.PutFrame(wanted=layers_pb2.Wanted(protocol=PROTOCOL, recipe=recipe, pieces=[0]))
     figures = layers_pb2.Figures(taken=1, rows=[1, 4], seconds=[0.1, 0.2], layer=9, disk=1e9, memory=5, threads=2)
     query = layers_pb2.MeasureRequest(protocol=PROTOCOL, header=b"GGUF" * 9, data=5, layers=2, width=64)
-    line = layers_pb2.LineReply(round_trip=0.01, up=1e6, down=1e6)
     return [
         Reader("mesh orders", orders, _order),
         Reader("mesh reports", reports, _report),
         Reader("layers", [wanted], _put),
         Reader("figures", [layers_pb2.MeasureReply(figures=figures)], _figures),
         Reader("measuring", [query], lambda data: read_blocks(parse_message(layers_pb2.MeasureRequest, data))),
-        Reader("lines", [line], _line),
     ]

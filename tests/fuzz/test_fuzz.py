@@ -8,7 +8,7 @@ from tests.fuzz import files, link_messages, mesh_messages
 from tests.fuzz.reading import Reader, fire
 
 NAMES = ("session", "verdict", "probabilities", "hello", "welcome", "pairing", "introduction",
-         "certificate", "spake", "mesh orders", "mesh reports", "layers", "figures", "measuring", "lines",
+         "certificate", "spake", "mesh orders", "mesh reports", "layers", "figures", "measuring",
          "addresses", "codes", "short devices", "model names", "models", "announcements",
          "paired devices")  # fmt: skip
 SLOW = ("spake",)

@@ -20,7 +20,7 @@ def taking(
     store: LayerStore, trust: Trust | None = None, said: Said | None = None, measurer: Measurer | None = None
 ) -> AbstractAsyncContextManager[Address]:
     """A device with this store; with `trust`, for paired devices alone."""
-    return serving(trust, said, partial(LayerService, store, measurer=measurer, trust=trust))
+    return serving(trust, said, partial(LayerService, store, measurer=measurer))
 
 
 @contextmanager

@@ -4,12 +4,13 @@ import itertools
 import os
 import random
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import psutil
 import pytest
 
-from edgellm.coldstart.costs import Device, Link
+from edgellm.coldstart.costs import Device
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed, PlanImpossible
 from edgellm.layer_range import HERE
@@ -30,19 +31,18 @@ def device(name: str, *, flops: float = 1e11, disk: float = 3e8, memory: float =
     return Device(name, flops, 1.0, 0.05, disk, memory, 1e8, 1e8, 0.0, reads)
 
 
-Site = tuple[Device, Link, float]
+Site = tuple[Device, float]
 
 
 def site(one: Device, *, rate: float = 1e9, latency: float = 1e-3, kept: float = 0.0) -> Site:
     """Another device, the line to it and back, and the share of the weights that it keeps."""
-    return one, Link(rate, latency), kept
+    return replace(one, uplink=rate, downlink=rate, latency=latency), kept
 
 
 def planned(here: Device, sites: list[Site], model: RpcModelCosts, tokens_out: int = 64) -> RpcPlacement:
     """The plan for a whole reply to 128 tokens."""
-    links = {way: line for one, line, _ in sites for way in ((HERE, one.name), (one.name, HERE))}
-    kept, devices = {one.name: share for one, _, share in sites}, (here, *(one for one, _, _ in sites))
-    return plan_rpc(RpcHome(devices, model, 128, tokens_out, "reply", links, kept))
+    kept, here = {one.name: share for one, share in sites}, replace(here, uplink=inf, downlink=inf)
+    return plan_rpc(RpcHome((here, *(one for one, _ in sites)), model, 128, tokens_out, "reply", kept))
 
 
 def test_this_device_alone_if_others_only_cost_time() -> None:
@@ -107,11 +107,9 @@ def test_no_other_way_is_faster(seed: int) -> None:
         layer = costs.layer_bytes[0] + costs.cache
         fixed = costs.compute + costs.head
         limits = [fixed + (5 - sum(counts)) * layer + costs.embedding, *(fixed + count * layer for count in counts)]
-        if any(limit > one.memory for limit, one in zip(limits, [here, *(one for one, *_ in sites)], strict=True)):
+        if any(limit > one.memory for limit, one in zip(limits, [here, *(one for one, _ in sites)], strict=True)):
             continue
-        tight = [
-            (replace(one, memory=limit), line, kept) for (one, line, kept), limit in zip(sites, limits[1:], strict=True)
-        ]
+        tight = [(replace(one, memory=limit), kept) for (one, kept), limit in zip(sites, limits[1:], strict=True)]
         found = planned(replace(here, memory=limits[0]), tight, costs, 32).option
         assert best <= found.reply_s * (1 + 1e-9)
 

@@ -141,18 +141,12 @@ def is_local_caller(context: Context) -> bool:
     return Address(caller_host(context), 0).loopback
 
 
-def dialable_addresses(peer: Peer, requested: str, local: bool) -> list[Address]:
-    """Return the addresses at which a paired device may be dialled for a caller that asks for `requested`. These are
-    `requested` (IP:PORT or empty), if the device was seen at that host on any port, and every address where it was
-    seen. Names are not resolved. Loopback is only for `local` callers, who may ask for any port of it."""
-    known = [address for address in peer.addresses if local or not address.loopback]
-    hosts = {address.host for address in known}
-    try:
-        wanted = [Address.parse(requested)] if requested else []
-    except EdgeError:
-        wanted = []
-    wanted = [address for address in wanted if address.host in hosts or (local and address.loopback)]
-    return [address for address in dict.fromkeys([*wanted, *known]) if is_ip(address.host)]
+def may_dial(peer: Peer, address: Address, local: bool) -> bool:
+    """Return whether a paired device may be dialled at an address for a caller that asks for it: at an IP where the
+    device was seen, on any port. Names are not resolved. Loopback is only for `local` callers, and then all of it."""
+    if address.loopback:
+        return local
+    return is_ip(address.host) and any(address.host == known.host for known in peer.addresses)
 
 
 def announced_addresses(peer: Peer, seconds: float) -> list[Address]:

@@ -221,23 +221,3 @@ class FlowFrame(_message.Message):
     come: int
     seconds: float
     def __init__(self, data: _Optional[bytes] = ..., want: _Optional[int] = ..., come: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
-
-class LineRequest(_message.Message):
-    __slots__ = ("protocol", "device", "address")
-    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    protocol: int
-    device: bytes
-    address: str
-    def __init__(self, protocol: _Optional[int] = ..., device: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
-
-class LineReply(_message.Message):
-    __slots__ = ("round_trip", "up", "down")
-    ROUND_TRIP_FIELD_NUMBER: _ClassVar[int]
-    UP_FIELD_NUMBER: _ClassVar[int]
-    DOWN_FIELD_NUMBER: _ClassVar[int]
-    round_trip: float
-    up: float
-    down: float
-    def __init__(self, round_trip: _Optional[float] = ..., up: _Optional[float] = ..., down: _Optional[float] = ...) -> None: ...

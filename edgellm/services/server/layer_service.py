@@ -1,4 +1,4 @@
-"""The calls of `layers.proto`: store layers for other devices, list them, and measure this device and its lines."""
+"""The calls of `layers.proto`: store layers for other devices, list them, and measure this device."""
 
 import asyncio
 import time
@@ -8,25 +8,14 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import grpc.aio
-
 from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, MeasureFailed, ProtocolError, StoreBusy
-from edgellm.rpc.discovery.peer_probe import (
-    BROWSE_SECONDS,
-    FAILED_SECONDS,
-    announced_addresses,
-    dialable_addresses,
-    is_local_caller,
-    uniform_failure,
-)
 from edgellm.rpc.layers import CONTRACT, WINDOW, read_manifest, read_places, write_facts
-from edgellm.rpc.measuring import MOST_SENT, DeviceFigures, frame_sizes, measure_link, read_blocks, write_figures
+from edgellm.rpc.measuring import MOST_SENT, DeviceFigures, frame_sizes, read_blocks, write_figures
 from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.handshake import AuthInterceptor, Method, connect_authenticated
-from edgellm.rpc.trust.identity import DeviceID
-from edgellm.rpc.trust.trust import Peer, Right, Trust
+from edgellm.rpc.trust.handshake import AuthInterceptor, Method
+from edgellm.rpc.trust.trust import Right
 from edgellm.services.server.listener import Notify, Service, Stream, in_thread
 from edgellm.storage.layer_pieces import IncomingPiece
 from edgellm.storage.layer_store import OWN, LayerStore
@@ -56,18 +45,16 @@ class LayerService(Service):
     over = "An upload or a measurement has ended"
 
     def __init__(
-        self, store: LayerStore, notify: Notify, guard: AuthInterceptor | None = None, measurer: Measurer | None = None,
-        trust: Trust | None = None,
-    ) -> None:  # fmt: skip
-        """Without a `measurer` this device cannot be measured; with `trust` it also measures its connections to other
-        paired devices."""
+        self, store: LayerStore, notify: Notify, guard: AuthInterceptor | None = None, measurer: Measurer | None = None
+    ) -> None:
+        """Without a `measurer` this device cannot be measured."""
         super().__init__(notify, guard)
-        self._store, self._measurer, self._trust = store, measurer, trust
+        self._store, self._measurer = store, measurer
         self._uploads: dict[str, _Upload] = {}
         self._measuring = asyncio.Lock()
 
     def right_for(self, call: Method) -> Right:
-        return Right.COMPUTE if call in (self.measure, self.flow, self.line) else Right.FILES
+        return Right.COMPUTE if call in (self.measure, self.flow) else Right.FILES
 
     async def held(self, data: bytes, stream: Stream) -> pb.HeldReply:
         check_version(parse_message(pb.HeldRequest, data).protocol, "the other device")
@@ -174,44 +161,6 @@ class LayerService(Service):
                     await stream.write(pb.FlowFrame(data=bytes(size)).SerializeToString())
             else:
                 await stream.write(pb.FlowFrame(come=received, seconds=last - first).SerializeToString())
-
-    async def line(self, data: bytes, stream: Stream) -> pb.LineReply:
-        request = parse_message(pb.LineRequest, data)
-        check_version(request.protocol, "the other device")
-        if self._trust is None:
-            raise MeasureFailed("This device is not paired with any other.", "Pair the devices first: edgellm pair")
-        if len(request.device) != 32:
-            raise ProtocolError(f"A device ID has {len(request.device)} bytes.", SAME_VERSION)
-        device = DeviceID(bytes(request.device))
-        peer = self._trust.peers.get(device)
-        if peer is None:
-            raise MeasureFailed(
-                f"The device {device.short} is not paired with this one.", "Pair the two, so that they can connect."
-            )
-        local = is_local_caller(stream)
-        failure = MeasureFailed(
-            f"{peer.name} cannot be measured from here.", "Check that it is on, and that the two are still paired."
-        )
-        async with uniform_failure(local, failure):
-            async with asyncio.timeout(FAILED_SECONDS):
-                channel = await _connect(self._trust, peer, request.address, local)
-            async with channel:
-                speed = await measure_link(channel, peer.name)
-        return pb.LineReply(**asdict(speed))
-
-
-async def _connect(trust: Trust, peer: Peer, requested: str, local: bool) -> grpc.aio.Channel:
-    """Return an open channel to a paired device, at a known or announced address. Raise EdgeError if none answers."""
-    addresses = dialable_addresses(peer, requested, local)
-    if requested not in map(str, addresses) and not local:
-        addresses += await asyncio.to_thread(announced_addresses, peer, BROWSE_SECONDS)
-    failure: EdgeError = MeasureFailed(f"No address of {peer.name} is known.", "Pair the two devices again.")
-    for address in dict.fromkeys(addresses):
-        try:
-            return (await connect_authenticated(address, trust, peer.id))[0]
-        except EdgeError as error:
-            failure = error
-    raise failure
 
 
 async def _send(stream: Stream, **reply: Any) -> None:

@@ -16,7 +16,7 @@ from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
-from edgellm.rpc.discovery.peer_probe import dialable_addresses, is_local_caller, uniform_failure
+from edgellm.rpc.discovery.peer_probe import is_local_caller, may_dial, uniform_failure
 from edgellm.rpc.layers import read_pieces, write_pieces
 from edgellm.rpc.protos import PROTOCOL, parse_message
 from edgellm.rpc.protos import mesh_pb2 as pb
@@ -93,13 +93,11 @@ class StageForwarder:
 
     def _address(self) -> Address:
         """Return the address of the next stage. Raises StageEnded: this device does not know it to be there."""
-        asked, device = self._prepare.next, bytes(self._prepare.next_device)
-        if self._trust is None:
-            return Address.parse(asked)
-        peers = [peer for peer in self._trust.peers.all() if not device or peer.id.digest == device]
-        for address in (address for peer in peers for address in dialable_addresses(peer, asked, self._local)):
-            if str(address) == asked:
-                return address
+        asked, device = Address.parse(self._prepare.next), bytes(self._prepare.next_device)
+        peers = [] if self._trust is None else self._trust.peers.all()
+        known = (may_dial(peer, asked, self._local) for peer in peers if not device or peer.id.digest == device)
+        if self._trust is None or any(known):
+            return asked
         raise StageEnded(f"No paired device is known at {asked}.", _INDIRECT)
 
 

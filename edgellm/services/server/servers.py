@@ -216,7 +216,7 @@ class WorkerServer(Listener):
         self.services += [make(cache, self._notify, self.guard) for make in more]
         if stored is not None:
             measurer = partial(measure_device, folder=stored.store.root, unit=cache.unit, memory=cache.available)
-            self.services.append(LayerService(stored.store, self._notify, self.guard, measurer, trust))
+            self.services.append(LayerService(stored.store, self._notify, self.guard, measurer))
 
     def close(self) -> None:
         self.cache.evict_unused(everything=True)
