@@ -16,7 +16,7 @@ class Plain:
         params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, batch or n_ctx, batch or n_ctx
         params.n_threads = params.n_threads_batch = threads
         params.no_perf = True
-        if model.is_f32:
+        if model.header.is_f32:
             params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
             params.type_k = params.type_v = lib.GGML_TYPE_F32
         self._n_vocab = model.n_vocab

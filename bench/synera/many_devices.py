@@ -56,7 +56,7 @@ class Bare:
 
     def __init__(self, model: Model, work: list[Script], threads: int, rows: int, flash: bool) -> None:
         rows = max(rows, len(work), CACHED)
-        kind = "f32" if model.is_f32 else "f16"
+        kind = "f32" if model.header.is_f32 else "f16"
         spec = llama_api.NativeSpec(
             (CACHED + 64) * len(work), len(work), rows, threads, unified=False, cache_type=kind, flash=flash
         )

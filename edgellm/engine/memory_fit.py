@@ -16,7 +16,6 @@ from edgellm.engine import native
 from edgellm.engine.context import Context
 from edgellm.engine.gguf import memory
 from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.gguf.memory import cache_bytes_per_token, model_bytes, recurrent_state_bytes
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
@@ -106,7 +105,7 @@ def default_context(
 ) -> tuple[int, str]:
     """Return how many positions a context has by default, and why: as many as the model was trained for, up to 32,768,
     if the keys and values of `sessions` sequences take little of the `free` memory, in bytes; but 4,096 in any case."""
-    per_token, free = sessions * cache_bytes_per_token(header), free_memory() if free is None else free
+    per_token, free = sessions * header.cache_bytes_per_token, free_memory() if free is None else free
     for n_ctx in _CONTEXTS:
         if n_ctx <= n_ctx_train and n_ctx * per_token <= _CACHE_SHARE * free:
             return n_ctx, f"its keys and values take {n_ctx * per_token / 1e6:.0f} MB of {free / 1e9:.1f} GB free"
@@ -233,7 +232,8 @@ def reckon(
         return [found for line in lines if (found := pattern.search(line))]
 
     headers = [file.header] if eagle3 is None else [file.header, eagle3.header]
-    overhead = sum(map(model_bytes, headers)) + sum(memory.NODE * int(found[1]) for found in said(_NODES))
+    overhead = memory.NODE * sum(int(found[1]) for found in said(_NODES))
+    overhead += sum(header.vocabulary_bytes for header in headers)
     for context in opened:
         overhead += memory.converted_bytes(file.header, context.n_batch)
         # llama.cpp begins with room for a row of logits for each sequence.
@@ -244,7 +244,7 @@ def reckon(
     weights, caches, compute = Counter[str](), Counter[str](), Counter[str]()
     if eagle3 is not None:
         its_own = assigned[len(device_of) :]  # the head's lines come behind the model's
-        weights[its_own[-1][2] if its_own else "CPU"] += sum(tensor.nbytes for tensor in eagle3.header.tensors)
+        weights[its_own[-1][2] if its_own else "CPU"] += eagle3.header.weight_bytes
     for tensor in file.header.tensors:
         layer = tensor.layer
         if layer is None:
@@ -284,12 +284,12 @@ class Wanted:
         """Return the bytes that it takes on the processor, by its headers."""
         header, n = self.file.header, self.sessions
         headers = [header, *([] if self.eagle3 is None else [self.eagle3.header])]
-        weights = sum(tensor.nbytes for one in headers for tensor in one.tensors)
-        length, state = hardware.n_ctx or _CONTEXTS[0], recurrent_state_bytes(header)
-        states = n * state * (1 + snapshots_that_fit(header, weights, n))
-        caches = n * length * sum(map(cache_bytes_per_token, headers))
+        weights = sum(one.weight_bytes + one.vocabulary_bytes for one in headers)
+        length, state = hardware.n_ctx or _CONTEXTS[0], header.recurrent_state_bytes
+        states = n * state * (1 + snapshots_that_fit(header, n))
+        caches = n * length * sum(one.cache_bytes_per_token for one in headers)
         checkpoints = checkpoint_bytes(header, length, n)
-        return weights + caches + states + checkpoints + sum(map(model_bytes, headers)) + self.window
+        return weights + caches + states + checkpoints + self.window
 
 
 def fit(wanted: Wanted, hardware: Hardware, taken: Counter[str]) -> tuple[Hardware, str]:

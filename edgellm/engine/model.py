@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from edgellm.engine import llama_api, native
 from edgellm.engine.chat.template import Template
 from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.gguf.memory import attention_layers, mtp_layers, output_rows
+from edgellm.engine.gguf.memory import output_rows
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.graph_hooks import Capture, attention_rows
 from edgellm.engine.hardware import (
@@ -107,17 +107,7 @@ class Model(TextModel):
     @cached_property
     def n_params(self) -> int:
         """The number of its weights."""
-        return sum(tensor.n_elements for tensor in self.header.tensors)
-
-    @cached_property
-    def is_f32(self) -> bool:
-        """Return whether every weight is float32."""
-        return all(tensor.kind == lib.GGML_TYPE_F32 for tensor in self.header.tensors)
-
-    @cached_property
-    def attention_layers(self) -> tuple[int, ...]:
-        """Layers with attention, from 0."""
-        return attention_layers(self.header)
+        return self.header.n_params
 
     @cached_property
     def offloaded(self) -> bool:
@@ -259,12 +249,12 @@ def drafter_file(header: GgufHeader) -> str:
     if (kind := _DRAFTERS.get(header.architecture)) is not None:
         return kind
     trunk = any(tensor.name.startswith("blk.0.") for tensor in header.tensors)
-    return "an MTP layer without the model that it belongs to" if mtp_layers(header) and not trunk else ""
+    return "an MTP layer without the model that it belongs to" if header.mtp_layers and not trunk else ""
 
 
 def mtp_obstacle(header: GgufHeader) -> str:
     """Return why the MTP layer of a model with this header cannot be used; "" if it can."""
-    if not mtp_layers(header):
+    if not header.mtp_layers:
         return "it has no layer that predicts further tokens (MTP)"
     if MTP not in SPECULATORS:
         return "its layer that predicts further tokens (MTP) is not used"
@@ -349,7 +339,7 @@ class ContextSpec:
         n_batch = max(self.n_seq, min(n_batch, cells))
         if self.reproducible:  # a whole batch needs no padding
             n_batch = max(MOST_PADDING * self.n_seq, n_batch // MOST_PADDING * MOST_PADDING)
-        exact = model.is_f32 if self.exact is None else self.exact
+        exact = model.header.is_f32 if self.exact is None else self.exact
         flash = hardware.flash_attn if self.flash is None else self.flash
         if flash is None:
             quantised = hardware.cache_type in QUANTISED and not exact
@@ -361,7 +351,7 @@ class ContextSpec:
         return OpenSpec(
             cells, self.n_seq, n_batch, self.threads or hardware.threads or native.default_threads(model.n_params),
             self.unified, "f32" if exact else DEFAULT_CACHE if default else str(wanted), flash,
-            snapshots=snapshots_that_fit(model.header, model.size_bytes, self.n_seq) if self.rolls_back else 0,
+            snapshots=snapshots_that_fit(model.header, self.n_seq) if self.rolls_back else 0,
             whole_window=self.whole_window or self.reproducible,
             outputs=output_rows(self.n_seq, n_batch) if few else 0,
             n_ctx=self.n_ctx, exact=exact,

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from edgellm.engine import ModelFile, check_cuttable, mtp_obstacle
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.gguf.memory import attention_layers, cache_bytes_per_token, recurrent_state_bytes, text_layers
 from edgellm.engine.gguf.writer import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
 from edgellm.engine.hardware import N_BATCH
@@ -55,10 +54,10 @@ def context_memory(header: GgufHeader) -> list[ContextMemory]:
     trained = header.metadata.get(f"{header.architecture}.context_length")
     if not isinstance(trained, int) or trained < 1 or (longest := _longest(header, trained)) < 1:
         return []
-    heads = bool(attention_layers(header))
+    heads = bool(header.attention_layers)
     return [
         ContextMemory(
-            tokens, tokens * cache_bytes_per_token(header), tokens * BYTES_A_TOKEN,
+            tokens, tokens * header.cache_bytes_per_token, tokens * BYTES_A_TOKEN,
             attention_bytes(header, tokens, N_BATCH) if heads else 0,
         )
         for tokens in sorted({min(longest, default_context(header, trained)[0]), longest})
@@ -67,8 +66,8 @@ def context_memory(header: GgufHeader) -> list[ContextMemory]:
 
 def _longest(header: GgufHeader, trained: int) -> int:
     """Return how many tokens of a context fit into the free memory beside the weights, up to `trained`."""
-    free = free_memory() - sum(tensor.nbytes for tensor in header.tensors)
-    return max(0, min(trained, free // (cache_bytes_per_token(header) + BYTES_A_TOKEN)))
+    free = free_memory() - header.weight_bytes
+    return max(0, min(trained, free // (header.cache_bytes_per_token + BYTES_A_TOKEN)))
 
 
 def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyType({})) -> list[Ability]:
@@ -162,7 +161,7 @@ def _pair(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
 
 def _copies(header: GgufHeader) -> Ability:
     how = "its cache can be rolled back"
-    if recurrent_state_bytes(header):
+    if header.recurrent_state_bytes:
         how = "rejected copies are rolled back by snapshots or checkpoints of its state"
     elif header.number("attention.sliding_window"):
         how += " within its sliding window, and is read again beyond"
@@ -181,10 +180,10 @@ def _head(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
 
 
 def _importance(header: GgufHeader) -> Ability:
-    layers = attention_layers(header)
+    layers = header.attention_layers
     if not layers:
         return Ability("importance gates", False, "it has no attention: use --gate auto or confidence")
-    return Ability("importance gates", True, f"{len(layers)} of its {text_layers(header)} layers have attention")
+    return Ability("importance gates", True, f"{len(layers)} of its {header.text_layers} layers have attention")
 
 
 def _layers(header: GgufHeader) -> list[Ability]:
@@ -211,10 +210,10 @@ def _named(layers: Sequence[int]) -> str:
 
 def _context(header: GgufHeader) -> Ability:
     trained = trained_positions(header)
-    per_token, free = cache_bytes_per_token(header), free_memory()
+    per_token, free = header.cache_bytes_per_token, free_memory()
     if trained is None:
         return Ability("context", False, "the file does not say for how many tokens it was trained")
-    weights = sum(tensor.nbytes for tensor in header.tensors)
+    weights = header.weight_bytes
     if weights > free:
         reason = f"its weights take {weights / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         return Ability("context", False, reason)
@@ -231,7 +230,7 @@ def longer_context(models: Mapping[str, tuple[GgufHeader, int]], tokens: int) ->
     if tokens > trained:
         return f"Shorten it: {name} was trained for {trained} tokens."
     n_ctx = min(trained, -(-tokens // _STEP) * _STEP)
-    size, free = n_ctx * sum(cache_bytes_per_token(header) for header, _ in models.values()), free_memory()
+    size, free = n_ctx * sum(header.cache_bytes_per_token for header, _ in models.values()), free_memory()
     if size > free:
         return (
             f"Shorten it: the keys and values of {n_ctx} tokens take up to {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB"

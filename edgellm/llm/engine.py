@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from typing import Any, Protocol, Self, TypeVar
 
 from edgellm.engine import Capture, Context, ContextSpec, Model, head_pays
-from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.kv.sequences import PromptCache
 from edgellm.engine.memory_fit import Placed, place_model, positions
 from edgellm.engine.model import LoadSpec
@@ -321,8 +320,8 @@ class PairEngine:
     def memory(self) -> PairMemory:
         """Return the bytes that the models take, with contexts for all replies: as placed, or by their headers."""
         placement, headers = self.placement, [model.header for model in self.models]
-        weights = sum(tensor.nbytes for header in headers for tensor in header.tensors)
-        taken = Counter(CPU=weights + self.context * sum(map(cache_bytes_per_token, headers)))
+        weights = sum(header.weight_bytes for header in headers)
+        taken = Counter(CPU=weights + self.context * sum(header.cache_bytes_per_token for header in headers))
         if placement.placed:
             taken = placement.taken - Counter(self.config.beside or {})
         return PairMemory(taken, min(weights, taken["CPU"]))

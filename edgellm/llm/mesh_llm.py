@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -307,7 +306,7 @@ def open_mesh(
     work = StageSpec(
         whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
         vocabulary, positions, options.sessions, options.half,
-        n_params=sum(math.prod(tensor.shape) for tensor in header.tensors), reproducible=hardware.reproducible,
+        n_params=header.n_params, reproducible=hardware.reproducible,
     )  # fmt: skip
     engine = PairEngine(config)
     with engine.closed_on_error():

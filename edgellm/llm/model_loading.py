@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from edgellm.engine import Model, ModelFile
-from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, as_many_as_fit, check_context, free_memory, place_model
 from edgellm.engine.model import LoadSpec, is_eagle3, probe_of
@@ -221,7 +220,7 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
         if small_file is not None:
             small = place_model(small_file, asked[1], taken, verifies=False, sessions=n, apart=True)
         models = [one for one in (big, small) if one is not None]
-        sizes = ((one.hardware.n_ctx or LEAST_CONTEXT) * cache_bytes_per_token(one.file.header) for one in models)
+        sizes = ((one.hardware.n_ctx or LEAST_CONTEXT) * one.file.header.cache_bytes_per_token for one in models)
         caches = n * sum(sizes)
         if n > 2 and config.fewer_replies and caches > CACHE_SHARE * (free := free_memory()):
             share = f"{caches / 1e9:.1f} GB, over a quarter of the {free / 1e9:.1f} GB that are free."

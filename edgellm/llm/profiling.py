@@ -51,8 +51,8 @@ def profile_pair(
     if not prompts:
         raise InvalidOption("There are no prompts to profile the pair on.", "Give a few dozen, one per line.")
     gamma, most, threads = options.gamma, options.max_tokens, engine.config.threads
-    measurable = bool(draft.attention_layers) and has("importance")
-    layers = draft.attention_layers if options.layers is None else options.layers
+    measurable = bool(draft.header.attention_layers) and has("importance")
+    layers = draft.header.attention_layers if options.layers is None else options.layers
     terms = ProfileTerms(*known.hashes(), gamma, layers if measurable else ())
     searches = options.layers is None and measurable
     done = RunRecorder(

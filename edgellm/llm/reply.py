@@ -148,7 +148,7 @@ def _plan_translated(reason: str, options: ReplyOptions) -> ReplyPlan:
 def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: WantedReply) -> ReplyPlan:
     """Return the plan of a reply by both models."""
     options, sampling = wanted.options, wanted.sampling
-    if isinstance(options.gate, str) and GATES[options.gate].importance and not draft.attention_layers:
+    if isinstance(options.gate, str) and GATES[options.gate].importance and not draft.header.attention_layers:
         raise InvalidOption(
             f"The gate {options.gate} needs attention, and {draft.name} has none.", "Use --gate auto or confidence."
         )
@@ -157,7 +157,7 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
     first: ObservedReply | None = None
     notices: list[Notice] = []
     if wants_profile and profile is None:
-        layers = draft.attention_layers[:2][-1:]  # By default the second layer with attention shows importance.
+        layers = draft.header.attention_layers[:2][-1:]  # By default the second layer with attention shows importance.
         first, notices = knowledge.first.begin(layers)
         choice = GateChoice(first, "the pair has no profile yet", options.gamma or BUDGET_CHUNK)
     else:

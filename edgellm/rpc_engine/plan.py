@@ -18,7 +18,6 @@ from edgellm.coldstart.plan import MIN_SAVING, format_seconds
 from edgellm.coldstart.problem import Objective, shares_of
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.gguf.memory import text_layers
 from edgellm.engine.hardware import N_BATCH
 from edgellm.errors import ModelUnsupported, PlanImpossible
 from edgellm.layer_range import HERE, LayerRange, StageShare
@@ -275,7 +274,7 @@ def rpc_costs(file: ModelFile, cache: float = 0.0, compute: float = 0.0) -> RpcM
     in. Layers that predict further tokens (MTP) are left out: they are not loaded. Raises ModelUnsupported: the file
     does not say how many layers it has, or lacks an embedding."""
     header = file.header
-    count, table = text_layers(header), header.tensor(_EMBEDDING)
+    count, table = header.text_layers, header.tensor(_EMBEDDING)
     if not count or table is None:
         raise ModelUnsupported(f"{file.path} has no layers or no {_EMBEDDING}.", "Use a complete language model.")
     sizes, outside, head = header.sizes(count)

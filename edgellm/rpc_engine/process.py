@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine.context import Context
-from edgellm.engine.gguf.memory import mtp_layers
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.sequences import SeqRows, Sequences
@@ -187,7 +186,7 @@ class _Held:
         devices += cards
         shares += [on_cards / max(1, len(cards))] * len(cards)
         if shares:  # llama.cpp counts the head as a layer, and an MTP layer that is not loaded, too
-            shares[-1] += 1 + mtp_layers(file.header)
+            shares[-1] += 1 + file.header.mtp_layers
         chosen = Hardware(
             gpu_layers=round(sum(shares)), devices=tuple(devices), tensor_split=tuple(shares), **described["hardware"]
         )  # fmt: skip

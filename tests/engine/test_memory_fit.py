@@ -11,7 +11,7 @@ import pytest
 
 from edgellm.engine import Block, Context, ContextSpec, Model, ModelFile, check_gguf, costs_of, cut, memory_fit, native
 from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.gguf.memory import PREDICTED_ROWS, cache_bytes_per_token, converted_bytes, model_bytes, output_rows
+from edgellm.engine.gguf.memory import PREDICTED_ROWS, converted_bytes, output_rows
 from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
 from edgellm.engine.kv.kv_cache import checkpoint_bytes
 from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place_model, place_sessions, reckon
@@ -53,7 +53,7 @@ def test_a_head_counts_with_its_verifier(architectures: Architectures, heads: He
         return [Context(model, ContextSpec(n_ctx=N_CTX, n_seq=2, threads=1, unified=False, speculates=True))]
 
     alone, both = (reckon(file, Hardware(), contexts, eagle3, reserved=True) for eagle3 in (None, head))
-    assert both.weights["CPU"] - alone.weights["CPU"] == sum(tensor.nbytes for tensor in head.header.tensors)
+    assert both.weights["CPU"] - alone.weights["CPU"] == head.header.weight_bytes
     with native.log.listen() as lines, Model.load(file, LoadSpec(speculates=True, eagle3=head), faults=()) as model:
         for context in contexts(model):
             context.close()
@@ -137,7 +137,7 @@ def test_a_verifier_has_as_many_sessions_as_fit(
 def test_what_surely_fits_is_told_by_all_sessions(draft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a reckoning of llama.cpp's, which takes a while."""
     file, n_ctx = ModelFile.open(draft_path), 8_192
-    one = file.header.file_size + n_ctx * cache_bytes_per_token(file.header)
+    one = file.header.file_size + n_ctx * file.header.cache_bytes_per_token
     monkeypatch.setattr(memory_fit, "free_memory", lambda: 3 * one)
     assert place_model(file, Hardware(n_ctx=n_ctx), Counter(), verifies=True).sessions == 1
     assert place_sessions(file, Hardware(n_ctx=n_ctx), sessions=8, fewer=True).sessions < 8
@@ -331,9 +331,9 @@ def test_rows_of_the_widest_product_are_converted(tmp_path: Path, kind: str, siz
 
 def test_a_vocabulary_takes_memory_for_each_token_and_merge(tmp_path: Path) -> None:
     few, many = (header(tmp_path / f"{n}.gguf", "Q8_0", n) for n in (1_000, 50_000))
-    assert 250 < (model_bytes(many) - model_bytes(few)) / 49_000 < 350
+    assert 250 < (many.vocabulary_bytes - few.vocabulary_bytes) / 49_000 < 350
     none = replace(few, metadata={"general.architecture": "llama"})
-    assert 0 == model_bytes(none) < model_bytes(few)
+    assert 0 == none.vocabulary_bytes < few.vocabulary_bytes
 
 
 def test_rows_of_logits_are_those_of_predictions_or_of_all_sequences() -> None:

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, ModelFile, SeqRows, Stop, llama_api, mtp_obstacle
-from edgellm.engine.gguf.memory import attention_layers, recurrent_state_bytes
 from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.model import LoadSpec, drafter_file
 from edgellm.engine.native import lib
@@ -182,8 +181,8 @@ def test_it_computes_no_text_and_is_not_counted(architectures: Architectures, na
     header = ModelFile.open(architectures(name, mtp="useful")).header
     assert not mtp_obstacle(header)
     assert mtp_obstacle(plain)
-    assert attention_layers(header) == attention_layers(plain)
-    assert recurrent_state_bytes(header) == recurrent_state_bytes(plain)
+    assert header.attention_layers == plain.attention_layers
+    assert header.recurrent_state_bytes == plain.recurrent_state_bytes
 
 
 def test_each_reason_against_it(architectures: Architectures, monkeypatch: pytest.MonkeyPatch) -> None:

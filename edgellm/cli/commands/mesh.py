@@ -220,7 +220,6 @@ def _placed(
 ) -> tuple[str | None, Placement | None, RpcPlacement | None]:
     """Return a split, stages or a placement over RPC on the measured devices, and print why. Without other devices
     nothing is measured, and the split is this device."""
-    from edgellm.engine.gguf.memory import text_layers
     from edgellm.mesh import part_of
     from edgellm.mesh.placement import model_costs
 
@@ -229,7 +228,7 @@ def _placed(
     if len(unusable) == len(workers):
         print_left_out(unusable)
         say("No other device can be used, so this one holds all layers.", style="dim")
-        layers = text_layers(file.header) if over_rpc else model_costs(file).shape.layers
+        layers = file.header.text_layers if over_rpc else model_costs(file).shape.layers
         return f"{HERE}:1-{layers}", None, None
     survey = survey_workers(file, workers, False, workload.hardware, by_stand_in=over_rpc)
     if not over_rpc:

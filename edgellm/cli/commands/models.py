@@ -176,7 +176,7 @@ def model_facts(path: Path) -> dict[str, Any]:
         "path": str(path), "size": header.file_size, "sha256": fingerprint_of(hashes),
         **({"parts": parts} if len(parts) > 1 else {}),
         "name": meta.get("general.name"), "architecture": family,
-        "parameters": sum(tensor.n_elements for tensor in header.tensors),
+        "parameters": header.n_params,
         "layers": meta.get(f"{family}.block_count"), "width": meta.get(f"{family}.embedding_length"),
         "trained_context": meta.get(f"{family}.context_length"),
         "vocabulary": tokens.count if isinstance(tokens, GgufArray) else None,

@@ -23,7 +23,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from edgellm.engine.gguf.header import TENSOR_TYPES, GgufArray, GgufHeader, TensorInfo
-from edgellm.engine.gguf.memory import mtp_layers, text_layers
 from edgellm.engine.gguf.reader import ModelFile, raw_entries
 from edgellm.engine.gguf.writer import NewTensor, copied, entry, multiplied, picked, portions, write, zeros
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
@@ -125,7 +124,7 @@ def check_cuttable(header: GgufHeader) -> int:
     Raises ModelUnsupported: the architecture is not known to be safe to cut, or this model of it is not; ModelCorrupt:
     the number of layers is missing."""
     arch = header.architecture
-    count, layers = header.number("block_count"), text_layers(header)
+    count, layers = header.number("block_count"), header.text_layers
     if arch in RULES and layers < 1:
         raise ModelCorrupt("The file does not say how many layers it has.", _AGAIN)
     for key in (f"{arch}.{name}" for name in PER_LAYER if arch in RULES):
@@ -231,7 +230,7 @@ def window_pattern(header: GgufHeader) -> tuple[bool, ...] | None:
     rule = RULES.get(arch, _PLAIN)
     if not rule.window or (rule.optional and not header.number("attention.sliding_window")):
         return None
-    layers = text_layers(header)
+    layers = header.text_layers
     found = header.metadata.get(f"{arch}.{PATTERN}", rule.window)
     if isinstance(found, tuple):
         return (*map(bool, found[:layers]), *[False] * (layers - len(found)))
@@ -292,7 +291,7 @@ def _entries(
         if isinstance(header.metadata.get(key), tuple):
             entries[key] = picked(key, entries[key], layers)
     changed: dict[str, str | int | Sequence[int]] = {f"{arch}.block_count": len(layers)}
-    if more or mtp_layers(header):
+    if more or header.mtp_layers:
         changed[f"{arch}.{_NEXTN}"] = int(more)
     if lead := header.number(DENSE_LEAD):
         changed[f"{arch}.{DENSE_LEAD}"] = max(0, lead - first)

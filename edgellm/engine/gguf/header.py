@@ -1,4 +1,5 @@
-"""A GGUF header's records: tensors by type and place, and arrays that are described but not read."""
+"""A GGUF header's records: tensors by type and place, arrays that are described but not read, and what a header tells
+of a model's layers and caches."""
 
 import math
 import re
@@ -29,6 +30,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 """Codes of the `struct` module for value types."""
 F32, F16 = 0, 1
 SPLIT_KEYS = "split."  # prefix of the keys of a split model's parts
+_TOKEN, _MERGE = 180, 112  # bytes of a token in llama.cpp's tables, and of a merge
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 
@@ -90,6 +92,97 @@ class GgufHeader:
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         value = max(value, default=0) if isinstance(value, tuple) else value
         return value if isinstance(value, int) else default
+
+    @property
+    def n_params(self) -> int:
+        """The number of weights."""
+        return sum(tensor.n_elements for tensor in self.tensors)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of all weights."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def is_f32(self) -> bool:
+        """True if every weight is float32."""
+        return all(tensor.kind == F32 for tensor in self.tensors)
+
+    @property
+    def mtp_layers(self) -> int:
+        """The number of layers at the end that predict further tokens (MTP), and compute no text; mostly 0."""
+        return self.number("nextn_predict_layers")
+
+    @property
+    def text_layers(self) -> int:
+        """The number of layers that compute the text; 0 where the header does not say."""
+        return max(0, self.number("block_count") - self.mtp_layers)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have attention, from 0: all of a transformer's, some of a hybrid model's, or none."""
+        layers = range(self.text_layers)
+        heads, kv_heads = (
+            self.metadata.get(f"{self.architecture}.attention.{name}") for name in ("head_count", "head_count_kv")
+        )
+        if heads in (None, 0):
+            return ()
+        if isinstance(kv_heads, tuple) and 0 in kv_heads:
+            return tuple(layer for layer, heads in zip(layers, kv_heads, strict=False) if heads)
+        every = max(1, self.number("full_attention_interval", 1))
+        return tuple(layer for layer in layers if (layer + 1) % every == 0)
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """At most how many bytes of keys and values a token takes, in 16 bits; 0 where the header does not say."""
+        heads = self.number("attention.head_count")
+        if not heads:
+            return 0
+        size = self.number("embedding_length") // heads
+        width = self.number("attention.key_length", size) + self.number("attention.value_length", size)
+        return 2 * len(self.attention_layers) * self.number("attention.head_count_kv", heads) * width
+
+    @property
+    def recurrent_state_bytes(self) -> int:
+        """The bytes of the recurrent layers' states of one sequence, as llama.cpp keeps them in 32 bits; 0 where there
+        are none, or the header does not say."""
+        width, heads = self.number("embedding_length"), self.number("attention.head_count")
+        read = max(0, self.number("ssm.conv_kernel") - 1)
+        if head := self.number("wkv.head_size"):
+            state = width * (head + (self.number("token_shift_count") or 2))
+        elif kernel := self.number("shortconv.l_cache"):
+            state = width * (kernel - 1)
+        elif head := self.number("kda.head_dim"):
+            state = heads * head * (head + 3 * (read or 3))
+        elif self.architecture == "minimax-01":  # lightning attention: each head has a state
+            state = heads * (self.number("attention.key_length") or width // max(1, heads)) ** 2
+        else:
+            inner, size = self.number("ssm.inner_size"), self.number("ssm.state_size")
+            state = inner * size + read * (inner + 2 * self.number("ssm.group_count") * size)
+        return 4 * self._recurrent_layers * state
+
+    @property
+    def _recurrent_layers(self) -> int:
+        """The number of layers with a recurrent state: the layers without attention, or all layers where each has both;
+        layers of a feed-forward part alone do not count."""
+        count, with_attention = self.text_layers, self.attention_layers
+        if len(with_attention) in (0, count):
+            return count
+        wide = self.metadata.get(f"{self.architecture}.feed_forward_length")
+        alone = wide if isinstance(wide, tuple) and 0 in wide else ()
+        return sum(layer not in with_attention and not any(alone[layer : layer + 1]) for layer in range(count))
+
+    @property
+    def vocabulary_bytes(self) -> int:
+        """The bytes of a loaded model's vocabulary."""
+
+        def count(what: str) -> int:
+            entries = self.metadata.get(f"tokenizer.ggml.{what}", ())
+            return (
+                entries.count if isinstance(entries, GgufArray) else len(entries) if isinstance(entries, tuple) else 0
+            )
+
+        return _TOKEN * count("tokens") + _MERGE * count("merges")
 
     @property
     def main_type(self) -> tuple[str, float] | None:

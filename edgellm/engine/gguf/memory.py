@@ -1,17 +1,16 @@
-"""The shape of a model's layers by its header, and the bytes that it takes besides its weights: caches, buffers of a
-batch, and llama.cpp's own."""
+"""The dimensions of a model's layers, and the bytes that they take besides their weights: caches, buffers of a batch,
+and llama.cpp's own."""
 
 from dataclasses import dataclass
 
 from edgellm.engine import native
-from edgellm.engine.gguf.header import TENSOR_TYPES, GgufArray, GgufHeader
+from edgellm.engine.gguf.header import TENSOR_TYPES, GgufHeader
 from edgellm.engine.hardware import CACHE_TYPES
 from edgellm.errors import ModelUnsupported
 
 PREDICTED_ROWS = 32
 """Rows of logits in a batch that predicts a text's tokens: 19 MB at 152,000 tokens."""
 _CHECKED_ROWS = 9  # rows of logits for each sequence in a batch that verifies drafts
-_TOKEN, _MERGE = 180, 112  # bytes of a token in llama.cpp's tables, and of a merge
 NODE = 870
 """Bytes of a node of a graph: two graphs of a context, and the scheduler's tables."""
 _OUTPUT, _FLASH, _PLAIN = 2, 5, 9  # rows of the embedding's width that live beside the largest tensors of a pass
@@ -50,89 +49,16 @@ def dimensions(header: GgufHeader) -> Dimensions:
     expert = f"{header.architecture}.expert_feed_forward_length" in header.metadata
     width = number("expert_feed_forward_length" if expert else "feed_forward_length")
     return Dimensions(
-        layers=number("block_count") - mtp_layers(header), d_model=d_model,
+        layers=number("block_count") - header.mtp_layers, d_model=d_model,
         d_ff=width * number("expert_used_count", 1), heads=heads,
         kv_heads=number("attention.head_count_kv", heads), keys=number("attention.key_length", d_model // heads),
         values=number("attention.value_length", d_model // heads),
     )  # fmt: skip
 
 
-def mtp_layers(header: GgufHeader) -> int:
-    """Return how many layers at the end of a model predict further tokens (MTP), and compute no text; mostly 0."""
-    return header.number("nextn_predict_layers")
-
-
-def text_layers(header: GgufHeader) -> int:
-    """Return how many layers compute the text; 0 where the header does not say."""
-    return max(0, header.number("block_count") - mtp_layers(header))
-
-
-def attention_layers(header: GgufHeader) -> tuple[int, ...]:
-    """Return the layers that have attention, from 0: all of a transformer's, some of a hybrid model's, or none."""
-    metadata, arch = header.metadata, header.architecture
-    layers = range(text_layers(header))
-    heads, kv_heads = (metadata.get(f"{arch}.attention.{name}") for name in ("head_count", "head_count_kv"))
-    if heads in (None, 0):
-        return ()
-    if isinstance(kv_heads, tuple) and 0 in kv_heads:
-        return tuple(layer for layer, heads in zip(layers, kv_heads, strict=False) if heads)
-    every = max(1, header.number("full_attention_interval", 1))
-    return tuple(layer for layer in layers if (layer + 1) % every == 0)
-
-
-def cache_bytes_per_token(header: GgufHeader) -> int:
-    """Return at most how many bytes of keys and values a token takes, in 16 bits; 0 where the header does not say."""
-    heads = header.number("attention.head_count")
-    if not heads:
-        return 0
-    size = header.number("embedding_length") // heads
-    width = header.number("attention.key_length", size) + header.number("attention.value_length", size)
-    return 2 * len(attention_layers(header)) * header.number("attention.head_count_kv", heads) * width
-
-
-def recurrent_state_bytes(header: GgufHeader) -> int:
-    """Return how many bytes the recurrent layers' states of one sequence take, as llama.cpp keeps them in 32 bits; 0
-    where there are none, or the header does not say."""
-    width, heads = header.number("embedding_length"), header.number("attention.head_count")
-    read = max(0, header.number("ssm.conv_kernel") - 1)
-    if head := header.number("wkv.head_size"):
-        state = width * (head + (header.number("token_shift_count") or 2))
-    elif kernel := header.number("shortconv.l_cache"):
-        state = width * (kernel - 1)
-    elif head := header.number("kda.head_dim"):
-        state = heads * head * (head + 3 * (read or 3))
-    elif header.architecture == "minimax-01":  # lightning attention: each head has a state
-        state = heads * (header.number("attention.key_length") or width // max(1, heads)) ** 2
-    else:
-        inner, size = header.number("ssm.inner_size"), header.number("ssm.state_size")
-        state = inner * size + read * (inner + 2 * header.number("ssm.group_count") * size)
-    return 4 * _recurrent_layers(header) * state
-
-
-def _recurrent_layers(header: GgufHeader) -> int:
-    """Return the number of layers with a recurrent state: the layers without attention, or all layers where each has
-    both; layers of a feed-forward part alone do not count."""
-    count, with_attention = text_layers(header), attention_layers(header)
-    if len(with_attention) in (0, count):
-        return count
-    wide = header.metadata.get(f"{header.architecture}.feed_forward_length")
-    alone = wide if isinstance(wide, tuple) and 0 in wide else ()
-    return sum(layer not in with_attention and not any(alone[layer : layer + 1]) for layer in range(count))
-
-
 def output_rows(n_seq: int, n_batch: int) -> int:
     """Return the most rows of logits in a batch of `n_batch` rows of `n_seq` sequences."""
     return min(n_batch, max(PREDICTED_ROWS, _CHECKED_ROWS * n_seq))
-
-
-def model_bytes(header: GgufHeader) -> int:
-    """Return the bytes of a loaded model's vocabulary."""
-
-    def count(what: str) -> int:
-        entries = header.metadata.get(f"tokenizer.ggml.{what}", ())
-        return entries.count if isinstance(entries, GgufArray) else len(entries) if isinstance(entries, tuple) else 0
-
-    return _TOKEN * count("tokens") + _MERGE * count("merges")
 
 
 def converted_bytes(header: GgufHeader, n_batch: int) -> int:
@@ -193,11 +119,10 @@ def costs_of(header: GgufHeader, cache_type: str | None = None) -> MemoryEstimat
     """Return the estimate for a model that can be cut, or for some of its layers, with keys and values of that type.
     Raises as `dimensions`."""
     known = dimensions(header)
-    exact = all(TENSOR_TYPES[t.kind][0] == "F32" for t in header.tensors)
-    _name, values, size = TENSOR_TYPES[CACHE_TYPES["f32" if exact else cache_type or "f16"]]
+    _name, values, size = TENSOR_TYPES[CACHE_TYPES["f32" if header.is_f32 else cache_type or "f16"]]
     ends = [t.shape[-1] for t in header.tensors if t.name in ("token_embd.weight", "output.weight")]
     weights = sum(t.n_elements for t in header.tensors if t.layer is not None)
     return MemoryEstimate(
         kv=known.kv_heads * (known.keys + known.values) * size // values, heads=known.heads, width=known.d_model,
-        ff=known.d_ff, vocabulary=max(ends, default=1), params=weights // known.layers, exact=exact,
+        ff=known.d_ff, vocabulary=max(ends, default=1), params=weights // known.layers, exact=header.is_f32,
     )  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from edgellm.engine.cores import minimum_times, plausible_times
 from edgellm.engine.gguf.cuttable import DENSE_LEAD, SLIVER, check_cuttable, cut_bytes, cut_points, largest_part
 from edgellm.engine.gguf.header import F16, F32, TENSOR_TYPES, TensorInfo
-from edgellm.engine.gguf.memory import Dimensions, text_layers
+from edgellm.engine.gguf.memory import Dimensions
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.gguf.writer import NewTensor, entry, portions, zeros
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
@@ -209,7 +209,7 @@ def stand_in(model: ModelFile) -> tuple[Blocks, Dimensions]:
         return NewTensor(name, shape, own, nbytes, partial(zeros, nbytes))
 
     weights = sum(tensor_of(name, shape).nbytes for name, shape in shapes.items())
-    layers = min(max(1, text_layers(header)), math.ceil(ENOUGH / weights))
+    layers = min(max(1, header.text_layers), math.ceil(ENOUGH / weights))
     numbers = {
         "block_count": layers, "context_length": 4_096, "embedding_length": width, "feed_forward_length": ff,
         "attention.head_count": heads, "attention.head_count_kv": heads, "rope.dimension_count": width // heads,

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.gguf.header import TENSOR_TYPES, GgufHeader
-from edgellm.engine.gguf.memory import cache_bytes_per_token, recurrent_state_bytes
+from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.llama_api import NativeContext
 from edgellm.engine.native import lib
 from edgellm.engine.vocabulary import Ids
@@ -43,11 +42,11 @@ _save_file = native.bind(lib.llama_state_seq_save_file, *_FILE)
 _load_file = native.bind(lib.llama_state_seq_load_file, *_FILE, ctypes.POINTER(ctypes.c_size_t))
 
 
-def snapshots_that_fit(header: GgufHeader, weights: int, n_seq: int) -> int:
+def snapshots_that_fit(header: GgufHeader, n_seq: int) -> int:
     """Return how many snapshots of a recurrent state, `MAX_SNAPSHOTS` at most, take for `n_seq` sequences no more than
-    an eighth of the model's `weights`, in bytes; 0 without such a state."""
-    state = recurrent_state_bytes(header)
-    return min(MAX_SNAPSHOTS, weights // 8 // (state * n_seq)) if state else 0
+    an eighth of the model's file; 0 without such a state."""
+    state = header.recurrent_state_bytes
+    return min(MAX_SNAPSHOTS, header.file_size // 8 // (state * n_seq)) if state else 0
 
 
 def checkpoint_bytes(
@@ -56,7 +55,7 @@ def checkpoint_bytes(
     """Return the most bytes of this machine's memory for checkpoints of `n_seq` sequences of `n_ctx` positions; 0 where
     all can be cut by positions. `recurrent` and `window` as for `KVCache`, by default from the header.
     """
-    state = recurrent_state_bytes(header)
+    state = header.recurrent_state_bytes
     recurrent = state > 0 or header.architecture in _COPIED_LATE if recurrent is None else recurrent
     window = header.number("attention.sliding_window") if window is None else window
     if recurrent and state > _MOST_BYTES:
@@ -65,8 +64,8 @@ def checkpoint_bytes(
     cells = n_ctx if recurrent and not state else min(window, n_ctx)
     if not recurrent and not cells:
         return 0
-    size = 2 if all(TENSOR_TYPES[tensor.kind][0] == "F32" for tensor in header.tensors) else 1
-    one = state * recurrent + cells * (size * cache_bytes_per_token(header) + _OF_A_CELL) + _HEADING
+    size = 2 if header.is_f32 else 1
+    one = state * recurrent + cells * (size * header.cache_bytes_per_token + _OF_A_CELL) + _HEADING
     one = min(one, _MOST_BYTES)
     each = max(2 * one, min((1 + _ANCHORS) * one, _MOST_BYTES))
     return n_seq * each + one  # a new checkpoint is saved before its predecessor is dropped

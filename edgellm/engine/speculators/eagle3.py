@@ -9,7 +9,6 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.gguf.header import TENSOR_TYPES, GgufHeader
-from edgellm.engine.gguf.memory import text_layers
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.gguf.writer import PADDING, token_count, token_texts
 from edgellm.engine.hardware import Hardware
@@ -53,9 +52,9 @@ def misfit(head: GgufHeader, verifier: GgufHeader) -> str:
     """Return why a head cannot draft for a verifier, by their headers; "" if it can."""
     if verifier.architecture not in VERIFIERS:
         return f"llama.cpp hands over no states of {verifier.architecture or 'this architecture'} inside the model"
-    count, layers = text_layers(verifier), target_layers(head)
-    if len(layers) != _LAYERS or text_layers(head) != 1:
-        return f"it reads {len(layers)} layers with {text_layers(head)} of its own; llama.cpp knows {_LAYERS} with one"
+    count, layers = verifier.text_layers, target_layers(head)
+    if len(layers) != _LAYERS or head.text_layers != 1:
+        return f"it reads {len(layers)} layers with {head.text_layers} of its own; llama.cpp knows {_LAYERS} with one"
     last = count if verifier.architecture in LAST_OUTPUT else count - 1
     if wrong := [layer for layer in layers if not 0 <= layer <= last]:
         return f"it reads layer {wrong[0]}, and of the {count} layers of the verifier those up to {last} can be read"
@@ -137,7 +136,7 @@ class Eagle3Model(SpeculatorModel):
         """Load a head that drafts for `verifier`; `dry` as for `Model.load`. Raises ModelUnsupported: it does not fit
         the verifier, or llama.cpp cannot use it."""
         check_eagle3(file, verifier)
-        return cls(load_model(file.path, hardware, dry=dry), file, text_layers(verifier.header))
+        return cls(load_model(file.path, hardware, dry=dry), file, verifier.header.text_layers)
 
     def open(self, trunk: NativeContext, spec: OpenSpec) -> Eagle3Head:
         return Eagle3Head(self._owned, self._header, self._n_layer, trunk, spec)

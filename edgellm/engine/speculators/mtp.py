@@ -5,7 +5,6 @@ llama.cpp computes it in a second context over the same model, from the states t
 
 from edgellm.engine import native
 from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.gguf.memory import mtp_layers, text_layers
 from edgellm.engine.llama_api import NativeContext, OpenSpec, open_context
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, StateFunctions, StateWindow, spec_beside
@@ -24,12 +23,12 @@ _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")  # llama.cpp ends the 
 
 def unusable(header: GgufHeader) -> str:
     """Return why a model's MTP layer cannot be used; "" if it can."""
-    count, arch = mtp_layers(header), header.architecture
+    count, arch = header.mtp_layers, header.architecture
     if arch not in ARCHITECTURES:
         return f"its layer that predicts further tokens (MTP) is not used: not tried with {arch}"
     if count > 1 and arch not in SEVERAL:
         return f"llama.cpp computes one MTP layer of {arch}, and the file has {count}"
-    first = text_layers(header)
+    first = header.text_layers
     if missing := [name for name in _NEEDED if header.tensor(f"blk.{first}.{name}.weight") is None]:
         return f"the file lacks blk.{first}.{missing[0]} of its MTP layer"
     return "" if StateFunctions.find() is not None else "this build of llama.cpp does not export the functions for it"

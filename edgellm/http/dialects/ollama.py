@@ -229,17 +229,13 @@ def _details(file: ModelFile | None) -> Json:
     family = quantization = count = ""
     if file is not None:
         family, quantization = file.header.architecture, file.header.quantisation or ""
-        size = _parameters(file)
+        size = file.header.n_params
         unit, letter = (10**9, "B") if size >= 10**9 else (10**6, "M") if size >= 10**6 else (1, "")
         count = f"{size / unit:.4g}{letter}"
     return {
         "parent_model": "", "format": "gguf", "family": family, "families": [family] if family else [],
         "parameter_size": count, "quantization_level": quantization,
     }  # fmt: skip
-
-
-def _parameters(file: ModelFile) -> int:
-    return sum(tensor.n_elements for tensor in file.header.tensors)
 
 
 def _entry(name: str, created: float, file: ModelFile | None) -> dict[str, Any]:
@@ -259,7 +255,7 @@ def _card(info: ModelInfo, file: ModelFile | None) -> Json:
     thinks = find_markup(template, lambda _: False) is not None
     wanted = {} if file is None else sampling_of(file).figures()
     if file is not None:
-        plain["general.parameter_count"] = _parameters(file)
+        plain["general.parameter_count"] = file.header.n_params
     return {
         "modelfile": f"FROM {info.id}",
         "parameters": "\n".join(f"{name} {value:g}" for name, value in wanted.items()),
