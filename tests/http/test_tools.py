@@ -173,7 +173,7 @@ def pair(
     draft, verifier = f32_pair
     if request.param == "own":
         verifier = with_template(verifier, tmp_path_factory.mktemp("forced") / "tools.gguf", TEMPLATE)
-    with LLM.open(draft, verifier) as opened:
+    with LLM.open(draft, verifier, threads=1) as opened:
         yield opened
 
 
@@ -203,7 +203,7 @@ def test_one_of_several_tools_is_called_where_one_is_required(pair: LLM, tempera
 def test_a_call_that_must_come_leaves_an_empty_thought(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Where the prompt opens a thought, which somebody who demands a call at once has not asked for."""
     verifier = with_template(f32_pair[1], tmp_path / "thinks.gguf", TEMPLATE + "{{- '<think>\\n' }}{# </think> #}")
-    with LLM.open("none", verifier) as alone, serving(alone, "pair") as server:
+    with LLM.open("none", verifier, threads=1) as alone, serving(alone, "pair") as server:
         more = {"tools": [PLACES], "tool_choice": "required", "max_tokens": 100}
         choice = ask_for(asker(server), **more).json["choices"][0]
         refused = ask_for(asker(server), **more, think=True)

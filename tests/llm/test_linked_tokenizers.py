@@ -32,7 +32,6 @@ from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Constraint, Notice, Penalties, Sampling, Token
 from testkit.gguf.architectures import write as random_model
-from testkit.processes.verifier import VerifierProcess
 from testkit.retokenized import ONE_TOKENIZER, PAIRS, padded, permuted, sentencepiece, write
 from tests.http.conftest import serving
 from tests.llm.conftest import Retokenized
@@ -41,50 +40,7 @@ from tests.services.scripted import scripted
 from tests.spec.real import case, ids
 
 OTHERS = list(PAIRS)[ONE_TOKENIZER:]
-SOME = ["other merges", "a SentencePiece draft", "few common tokens"]
 ANYWHERE = Address("127.0.0.1", 0)
-
-
-@pytest.fixture
-def tokenizers(home: Path) -> Path:
-    """Where the tokenizers of verifiers are kept."""
-    return home / "cache" / "tokenizers"
-
-
-@pytest.fixture
-def process(retokenized: Retokenized, request: pytest.FixtureRequest) -> Iterator[VerifierProcess]:
-    """The verifier of one of `PAIRS` in a process of its own."""
-    _, verifier = retokenized(request.param)
-    with closing(VerifierProcess(verifier)) as started, Model.load(verifier, TEXT_ONLY) as text:
-        started.connect(text.vocabulary).close()
-        yield started
-
-
-@pytest.mark.parametrize(("process", "name"), [(name, name) for name in SOME], indirect=["process"])
-def test_replies_are_the_verifiers_own_greedy_and_sampled(
-    process: VerifierProcess, name: str, retokenized: Retokenized, tokenizers: Path
-) -> None:
-    draft, verifier = retokenized(name)
-    accepted = 0
-    with (
-        LLM.open("none", verifier, threads=1) as alone,
-        LLM.open(draft, f"127.0.0.1:{process.port}", threads=1) as pair,
-    ):
-        assert "different tokenizers" in pair.notices[0]
-        assert "translated" in pair.notices[0]
-        for number in range(2):
-            for temperature in (0.0, 1.2):
-                asked: dict[str, Any] = {"max_tokens": 24, "temperature": temperature, "seed": number}
-                wanted = ids(alone.reply(case(number), retrieval="off", **asked))
-                assert ids(pair.reply(case(number), **asked)) == wanted
-                reply = pair.reply(case(number), retrieval="off", gate="always", gamma=4, **asked)
-                assert ids(reply) == wanted
-                assert reply.summary.share_verified == 1.0
-                accepted += reply.summary.accepted
-        with pytest.raises(InvalidOption, match="different tokenizers"):
-            pair.profile([case(1)])
-    assert accepted > 5
-    assert len(list(tokenizers.iterdir())) == 1
 
 
 def test_the_default_draft_model_is_left_out(home: Path, retokenized: Retokenized) -> None:
@@ -104,7 +60,7 @@ def test_the_default_draft_model_is_left_out(home: Path, retokenized: Retokenize
         assert ids(other.reply(case(1), max_tokens=12)) == wanted
 
 
-def test_the_tokenizer_of_another_model_is_refused_and_not_kept(retokenized: Retokenized, tokenizers: Path) -> None:
+def test_the_tokenizer_of_another_model_is_refused_and_not_kept(retokenized: Retokenized, home: Path) -> None:
     draft, verifier = retokenized("other ids")
     with Model.load(verifier, TEXT_ONLY) as text, Model.load(retokenized("other merges")[0], TEXT_ONLY) as other:
         data = tokenizer_file(other.file)
@@ -115,7 +71,7 @@ def test_the_tokenizer_of_another_model_is_refused_and_not_kept(retokenized: Ret
             pytest.raises(ProtocolError, match="not that of its model"),
         ):
             LLM.open(draft, str(address), threads=1)
-    assert list(tokenizers.iterdir()) == []
+    assert list((home / "cache" / "tokenizers").iterdir()) == []
 
 
 def test_auto_takes_the_same_tokenizer_before_another_one(
@@ -250,16 +206,17 @@ AS_TEXT = "few common tokens"
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_greedy_replies_are_the_verifiers_own(name: str, retokenized: Retokenized) -> None:
+def test_replies_are_the_verifiers_own_greedy_and_sampled(name: str, retokenized: Retokenized) -> None:
     draft, verifier = retokenized(name)
     accepted = 0
     with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
         translated = any("different tokenizers" in notice for notice in pair.notices)
         assert translated is (list(PAIRS).index(name) >= ONE_TOKENIZER)
-        for number in range(2):
-            wanted = ids(alone.reply(case(number), max_tokens=24, retrieval="off"))
-            assert ids(pair.reply(case(number), max_tokens=24)) == wanted
-            reply = pair.reply(case(number), max_tokens=24, retrieval="off", gate="always", gamma=4)
+        for number, temperature in ((0, 0.0), (1, 0.0), (1, 1.2)):
+            asked: dict[str, Any] = {"max_tokens": 24, "temperature": temperature, "seed": number}
+            wanted = ids(alone.reply(case(number), retrieval="off", **asked))
+            assert ids(pair.reply(case(number), **asked)) == wanted
+            reply = pair.reply(case(number), retrieval="off", gate="always", gamma=4, **asked)
             assert ids(reply) == wanted
             accepted += reply.summary.accepted
             assert reply.summary.share_verified == 1.0
@@ -293,6 +250,8 @@ def test_a_model_that_cannot_help_is_no_error(tmp_path: Path, retokenized: Retok
 def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(retokenized: Retokenized) -> None:
     with LLM.open(*retokenized("other ids"), threads=1) as pair:
         assert "100% of the draft model's tokens" in pair.notices[0]
+        with pytest.raises(InvalidOption, match="different tokenizers"):
+            pair.profile([case(1)])
         wanted = ids(pair.reply(case(2), max_tokens=16))
         options: tuple[tuple[dict[str, Any], str], ...] = (
             ({"budget": 0.3}, "the budget of 0.3"), ({"gate": "importance", "budget": 0.3}, "the gate importance"),
