@@ -4,7 +4,6 @@ here, on other ports, and the Dockerfile copies what the wheel needs."""
 import http.client
 import json
 import os
-import socket
 import ssl
 import subprocess
 import sys
@@ -16,16 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+from testkit import free_port
+
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES = COMPOSE["services"]
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -53,22 +53,6 @@ def test_piped_text_beside_a_question_is_context(edge: Edge, tmp_path: Path) -> 
         edge("chat", "Hello", *last, stdin=stdin).told("is not UTF-8 text: byte 3 is 0xe9", code=1)
 
 
-@pytest.mark.parametrize(
-    ("flags", "sources"),
-    [
-        ("--draft none --retrieval off", "verifier"),
-        ("--verifier none --retrieval off", "draft"),
-        ("--draft none", "verifier retrieved corrected bonus"),
-        ("--verifier none", "verifier retrieved corrected bonus"),
-        ("--gate never", "draft"),
-        ("--gate always", "accepted corrected bonus retrieved verifier"),  # where drafting costs more
-    ],
-)
-def test_baselines_are_one_flag(edge: Edge, flags: str, sources: str) -> None:
-    done = edge("chat", "--json", "Hello", *SHORT, *flags.split()).told()
-    assert {row["source"] for row in done.lines[:-1]} <= {*sources.split()}
-
-
 def test_too_long_a_file_is_told_with_both_numbers_and_a_context_that_would_do(edge: Edge, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("Where is the mug? " * 110, encoding="utf-8")
     (tmp_path / "short.txt").write_text("The mug is red.", encoding="utf-8")

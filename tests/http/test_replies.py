@@ -4,22 +4,15 @@ import asyncio
 import math
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from edgellm.engine import Model
 from edgellm.http.admission import Admission
-from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from edgellm.rpc.address import Address
-from edgellm.services.server.servers import VerifierServer
-from tests.http.conftest import QUESTION, Answer, Ask, asker, configured, conversation, serving, written
+from tests.http.conftest import QUESTION, Answer, Ask, asker, conversation, serving, written
 from tests.spec.real import case
 
 
@@ -201,29 +194,9 @@ def test_n_replies_are_those_of_the_seeds_that_follow(ask: Ask, own: LLM, path: 
 CLIENTS = 8  # more than are served at once, and two of each prompt: one streams
 
 
-@contextmanager
-def together(own: LLM) -> Iterator[HttpServer]:
-    """A pair, whose replies take turns."""
+def test_everyone_gets_the_same_as_alone(own: LLM) -> None:
+    """Replies of a pair take turns."""
     with serving(own, "edgellm-verifier", replies=3, waiting=CLIENTS) as server:
-        yield server
-
-
-@contextmanager
-def in_batches(path: Path) -> Iterator[HttpServer]:
-    """A served verifier, which computes them in one batch; more of them than it has room for."""
-    with (
-        Model.load(path) as model,
-        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as verifier,
-        LLM(model, verifier=verifier.inside(), threads=1) as pair,
-        configured(replies=4, waiting=CLIENTS) as server,
-    ):
-        server.open(ServedModel(pair, "edgellm-verifier"))
-        yield server
-
-
-@pytest.mark.parametrize("how", ["together", "in batches"])
-def test_everyone_gets_the_same_as_alone(own: LLM, f32_pair: tuple[Path, Path], how: str) -> None:
-    with together(own) if how == "together" else in_batches(f32_pair[1]) as server:
         ask = asker(server)
         answers: dict[int, Answer] = {}
 
