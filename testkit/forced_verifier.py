@@ -9,10 +9,9 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Context, Model, known
+from edgellm.engine import Context, Model
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, settled
 from edgellm.spec.types import Ids, Verdict
-from edgellm.spec.verification import survives
 
 
 class ForcedVerifier(Verifier):
@@ -32,7 +31,7 @@ class ForcedVerifier(Verifier):
         return Capabilities(self._model.name, self._context.n_ctx)
 
     def open(self, state: GenerationState) -> Session:
-        self._context.fill(*state.terms.filling)
+        self._context.fill(state.terms.widths)
         return Session(state, self._verdict)
 
     def _verdict(self, request: VerifyRequest) -> Future[Verdict]:
@@ -40,13 +39,13 @@ class ForcedVerifier(Verifier):
         began, prefix, chunk = perf_counter(), request.prefix, request.draft
         unseen = prefix[self._context.sync(prefix) :]
         ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
-        rows = self._context.decode_lazy(ids, outputs=len(chunk) + 1, reached=survives(chunk))
+        rows = self._context.decode(ids, outputs=len(chunk) + 1)
         expected = self._reply[len(prefix) - self._prompt :]
         accepted = 0
         for drafted, token in zip(chunk.ids.tolist(), expected, strict=False):
             if drafted != token:
                 break
             accepted += 1
-        known(rows, len(rows) if isinstance(rows, np.ndarray) else accepted + 1).argmax(axis=1)
+        rows[: accepted + 1].argmax(axis=1)
         answer = expected[accepted] if accepted < len(expected) else 0
         return settled(Verdict(accepted, np.array([answer], dtype=np.int32), perf_counter() - began))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
-from edgellm.engine import LMHead, Model
+from edgellm.engine import Model
 from edgellm.engine.hardware import ALL_LAYERS
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import LIBRARY
@@ -28,7 +28,6 @@ from testkit.speculators import eagle3
 from tests.decodes import Watched, watch_decodes
 from tests.once import once
 from tests.spec.real import case
-from tests.watching import Calls, calls_of
 
 MODELS = Path(__file__).parent.parent / "models"
 FIRST = ("tests/net/", "tests/test_other_device.py")
@@ -271,14 +270,6 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     curve = CostCurve((1, 64), (1.0, 1.1))
     monkeypatch.setattr("edgellm.llm.cost_curves.ModelCurve.current", lambda _self: curve)
     monkeypatch.setattr("edgellm.spec.drafting.cost_curve.WITNESSES", 10**9)
-
-
-@pytest.fixture
-def heads_are_late(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Heads are computed late also for a small model. Returns them with the first row and the end, for each time."""
-    for place in ("llm.engine", "llm.cost_curves", "services.server.servers"):
-        monkeypatch.setattr(f"edgellm.{place}.head_pays", lambda _model: True)
-    return calls_of(monkeypatch, LMHead, "compute")
 
 
 @pytest.fixture

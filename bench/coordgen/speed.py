@@ -29,7 +29,7 @@ from bench.coordgen.timed_methods import N_CTX, Run, all_methods, nothing_to_cop
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.statistics import spread
-from edgellm.engine import HEADS, Context, ContextSpec, Model, head_pays
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.llm.cost_curves import CurveMeasurement
@@ -54,32 +54,20 @@ def measured(
 ) -> dict[str, Any]:
     """Return the speed of every method on every task, against plain decoding, which is the first of `methods`: the
     methods on a task, for the cost curve of this model."""
-    with ExitStack() as stack:
-        own = bare = stack.enter_context(
-            Context(model, ContextSpec(n_ctx=N_CTX, threads=threads, lazy=head_pays(model)))
-        )
-        if own.lazy_head is not None:  # a context that can be late costs a little even where it is not
-            bare = stack.enter_context(Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)))
-        curve = CurveMeasurement().run(own)
-        verifiers = {True: ForcedVerifier(model, bare), False: ForcedVerifier(model, own)}
+    with Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context:
+        curve, verifier = CurveMeasurement().run(context), ForcedVerifier(model, context)
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
-        found["heads_ms"] = dict(zip(HEADS, [1e3 * s for s in curve.heads], strict=False))
         for task, cases in track(tasks.items(), "tasks"):
             runs = methods(curve, task)
             calibrates = any(run.method.calibrates for run in runs)
             for repeat in range(repeats):
                 for number, case in enumerate(cases):
                     expected: list[Expected] = []
-                    if bare is not own:
-                        prefill(bare, case.prompt, None)
-                    plain = prefill(own, case.prompt, None)
-                    calibrated = prefill(own, case.prompt, expected.append) if calibrates else plain
-                    for verifier in verifiers.values():
-                        verifier.says(case.prompt, case.reply)
+                    plain = prefill(context, case.prompt, None)
+                    calibrated = prefill(context, case.prompt, expected.append) if calibrates else plain
+                    verifier.says(case.prompt, case.reply)
                     for run in runs if (number + repeat) % 2 else runs[::-1]:
-                        run.write(
-                            verifiers[run.bare], model, case, expected, calibrated if run.method.calibrates else plain
-                        )
+                        run.write(verifier, model, case, expected, calibrated if run.method.calibrates else plain)
                 for run in runs:
                     run.again()
             found[task] = {run.name: figures(run, runs[0], repeats) for run in runs}

@@ -121,10 +121,9 @@ class Run:
     """A method on a stream of cases, and the seconds that it took."""
 
     def __init__(self, name: str, make: Callable[[], Drafting], curve: CostCurve | None = None) -> None:
-        """With a `curve` decodes are padded by it and heads computed late; without one, decodes are llama.cpp's own."""
+        """With a `curve` decodes are padded by it; without one, decodes are llama.cpp's own."""
         self.name, self._make = name, make
-        self.bare = curve is None
-        self._filling: tuple[Sequence[int], Sequence[float]] = ((), ()) if curve is None else curve.filling()
+        self._widths = () if curve is None else curve.widths()
         self.method = make()
         self.decoding: list[float] = []
         self.whole: list[float] = []
@@ -144,7 +143,7 @@ class Run:
         state = GenerationState(
             case.prompt,
             limits=GenerationLimits(len(case.reply), N_CTX, MAX_DRAFT),
-            terms=VerdictTerms(filling=self._filling),
+            terms=VerdictTerms(widths=self._widths),
         )
         for _ in generate(
             state, vocabulary=alphabet, drafter=drafter, gate=AlwaysGate(), verifier=verifier, stats=Summary()

@@ -96,5 +96,5 @@ def measure(
         found = measured(model, tasks, partial(methods, model), threads, repeats)
     return {
         "cases": cases, "repeats": repeats,
-        "curve_ms": found.pop("curve_ms"), "heads_ms": found.pop("heads_ms"), "tasks": found,
+        "curve_ms": found.pop("curve_ms"), "tasks": found,
     }  # fmt: skip

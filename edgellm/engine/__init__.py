@@ -12,7 +12,6 @@ from edgellm.engine.gguf.reader import ModelFile, check_gguf
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.layer_block import Block, BlockRows
-from edgellm.engine.lm_head import HEADS, LazyLogits, LMHead, Rows, Top2, head_pays, in_blocks, known, top2, top_k
 from edgellm.engine.model import ContextSpec, Model, mtp_obstacle
 from edgellm.engine.native import ShouldStop, Stop, never
 from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix

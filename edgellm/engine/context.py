@@ -19,7 +19,6 @@ from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.row_padding import MOST_PADDING, PADDINGS, TRIED_ROWS, Padding, agree
 from edgellm.engine.kv.sequences import CachedSequences, PromptCache, SeqRows, split
 from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext, OpenSpec
-from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import ContextSpec, Model
 from edgellm.engine.native import Stop
 from edgellm.engine.vocabulary import Floats, Ids
@@ -49,11 +48,8 @@ class Context(CachedSequences):
             padding = spec.padding or padding_of(model, opened, partial(_fits, model, opened))
             opened = replace(opened, padding=padding)
         self.captured = None if capture is None else Recorder(capture, spec.n_seq, spec.unified)
-        lazy = spec.lazy and capture is None and not spec.reproducible  # rows of a head alone are another pass
-        head = LMHead.open(model, opened.threads) if lazy else None
-        self._lazy_head = None if head is None else LazyHead(head)
-        observer = self.captured or self._lazy_head
-        owned = llama_api.open_context(model.owned, opened, callback=observer and observer.nodes.callback)
+        callback = self.captured and self.captured.nodes.callback
+        owned = llama_api.open_context(model.owned, opened, callback=callback)
         super().__init__(model, opened, NativeContext(owned, opened.threads, model.n_vocab), prompt_cache)
         if spec.speculates and capture is None and model.speculator is not None:
             self.speculator = model.speculator.open(self.native, opened)
@@ -67,11 +63,6 @@ class Context(CachedSequences):
     @property
     def _row_by_row(self) -> bool:
         return "rows" in self.model.faults
-
-    @property
-    def lazy_head(self) -> LazyHead | None:
-        """Return the source of lazy logits for `decode_lazy`; None if all logits are computed at once."""
-        return None if self.model.head_is_plain is False or self._row_by_row else self._lazy_head
 
     def set_cancel(
         self, should_stop: Callable[[], bool] | None, progress: Callable[[int, int, int], None] | None = None
@@ -87,15 +78,12 @@ class Context(CachedSequences):
             self.speculator.set_cancel(should_stop if isinstance(should_stop, Stop) else None)
         self._progress = progress or (lambda *_: None)
 
-    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
+    def fill(self, widths: Sequence[int]) -> None:
         """Pad decodes of n rows of one sequence to `widths[n]` rows, if that is more and there are free cells.
 
         The padding copies the last row, and is dropped. Some numbers of rows are faster than smaller numbers,
-        because llama.cpp computes quantised rows in fours, and the rest one by one. `heads` are the seconds of `HEADS`
-        head rows, by which lazy heads are planned.
+        because llama.cpp computes quantised rows in fours, and the rest one by one.
         """
-        if self.lazy_head is not None and heads:
-            self.lazy_head.take(heads)
         self._widths = () if self.captured is not None or self.recurrent else widths
 
     def close(self) -> None:
@@ -110,9 +98,6 @@ class Context(CachedSequences):
         self.native.close()
         self._cache.close()
         native.release_threads()  # it may well have been measured, by a thread that now does other work
-        if self._lazy_head is not None:
-            self._lazy_head.close()
-            self._lazy_head = None
 
     def __enter__(self) -> Self:
         return self
@@ -153,23 +138,6 @@ class Context(CachedSequences):
         if self.captured is None:
             return self.native.rows(outputs)
         return self._views([(n, outputs)])[0]
-
-    def decode_lazy(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows:
-        """Decode like `decode`, but compute the logits of a row only when it is read, if possible.
-
-        `reached[i]` is the probability that row i + 1 is read; by default half that of the previous row.
-        """
-        lazy, model = self.lazy_head, self.model
-        if lazy is None or not 1 < outputs <= ROWS or len(ids) > self.n_batch:
-            return self.decode(ids, seq=seq, outputs=outputs)
-        with lazy.watching(outputs, stops=model.head_is_plain is not None):
-            rows = self.decode(ids, seq=seq, outputs=outputs)
-        if lazy.kept != outputs:
-            return rows
-        if model.head_is_plain is None:  # the first time both ways, to check that they agree
-            model.record_head_is_plain(lazy.agrees(rows))
-            return rows
-        return LazyLogits(lazy, outputs, reached or [0.5**row for row in range(1, outputs)])
 
     def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Append to several sequences in one llama.cpp batch; return one view of (outputs, n_vocab) per entry.
@@ -282,8 +250,7 @@ class Context(CachedSequences):
         n = self._place(0, seq, ids, outputs)
         end = start + n
         # The head has a row for each output: with a large vocabulary it is a good part of the work.
-        heads = 1 < outputs < len(self._widths) and self.lazy_head is None
-        more = self._widths[outputs] - outputs if heads else 0
+        more = self._widths[outputs] - outputs if 1 < outputs < len(self._widths) else 0
         try:
             self._run(self._batch.fill(n, rows, end, min(more, rows - n)), self._batch.tokens)
         except ContextFull:  # the ids alone may fit
@@ -349,7 +316,7 @@ class Context(CachedSequences):
         """Decode the first `n` rows of a batch."""
         if self.captured is not None:
             self.captured.begin(n)
-        self.native.decode(batch, n, self.captured or self._lazy_head or NO_OBSERVER)
+        self.native.decode(batch, n, self.captured or NO_OBSERVER)
         if self.speculator is not None:
             self.speculator.note()
 

@@ -86,8 +86,6 @@ class Model(TextModel):
         self.position_planes = 4 if several else 1
         """Positions of a row: several in models of images and text."""
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(pointer)
-        self.head_is_plain: bool | None = None
-        """True if a single product turns the last norm's output into logits; None before the first late decode."""
 
     @property
     def hardware(self) -> Hardware:
@@ -118,10 +116,6 @@ class Model(TextModel):
     def placement(self) -> str:
         """The name of the devices that compute the model, for names of measurements; "" for the processor."""
         return placement(self.hardware)
-
-    def record_head_is_plain(self, plain: bool) -> None:
-        """Remember whether the head is plain, as the first late decode has found out."""
-        self.head_is_plain = plain
 
     @classmethod
     def load(
@@ -280,8 +274,7 @@ class ContextSpec:
     and, with single rows, for other numbers of threads: 1e-3). By default for a model in float32. `flash`: flash
     attention, by default where it pays and is possible.
 
-    `lazy`: it can decode lazily, if the model's head can be computed alone and nothing is captured; a pass then takes
-    1% longer. `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the
+    `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the
     end of a batch can be rolled back at once; otherwise checkpoints are saved to roll back to. `speculates`: the
     model's `speculator` is opened beside it, if it has one. `whole_window`: keep all positions of a sliding window, so
     that rows can be rolled back, which cannot be read again. `reproducible`: passes are padded so that logits do not
@@ -296,7 +289,6 @@ class ContextSpec:
     spare: int | None = None
     exact: bool | None = None
     flash: bool | None = None
-    lazy: bool = False
     rolls_back: bool = False
     speculates: bool = False
     whole_window: bool = False

@@ -41,7 +41,8 @@ def common_prefix(a: Ids, b: Ids) -> int:
     if not n or a[0] != b[0]:  # the common and cheap case among many sessions
         return 0
     differ = a[:n] != b[:n]
-    return int(differ.argmax()) if differ.any() else n
+    at = int(differ.argmax())
+    return at if differ[at] else n
 
 
 _UNUSED, _CONTROL, _BYTE = lib.LLAMA_TOKEN_ATTR_UNUSED, lib.LLAMA_TOKEN_ATTR_CONTROL, lib.LLAMA_TOKEN_ATTR_BYTE

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -22,9 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edgellm import __version__
-from edgellm.engine import HEADS, Context, ContextSpec, LMHead, Model, ShouldStop, head_pays, never
+from edgellm.engine import Context, ContextSpec, Model, ShouldStop, never
 from edgellm.engine.cores import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
-from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import Stop, default_threads, release_threads
 from edgellm.errors import Stopped
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve, DecodeCost
@@ -56,13 +55,7 @@ LINK_CURVE = CostCurve(KNOTS, tuple(0.02 * (1.0 + ROW_SHARE * (rows - 1)) for ro
 def estimated_curve(model: Model) -> CostCurve:
     """Return a cautious guess for a model that has not been measured on this device; decodes are not padded by it."""
     one = model.size_bytes / BANDWIDTH
-    curve = CostCurve(KNOTS, tuple(one * (1.0 + ROW_SHARE * (rows - 1)) for rows in KNOTS))
-    head = head_of(model) if head_pays(model) else None
-    if head is None:
-        return curve
-    share = head.nbytes / model.size_bytes
-    heads = tuple(share * one * (1.0 + ROW_SHARE * (rows - 1)) for rows in HEADS)
-    return replace(curve, seconds=((1.0 - share) * one, *curve.seconds[1:]), heads=heads)
+    return CostCurve(KNOTS, tuple(one * (1.0 + ROW_SHARE * (rows - 1)) for rows in KNOTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +70,10 @@ class StoredCurve:
 
 def is_possible(curve: CostCurve) -> bool:
     """Return whether a device can have the times of a curve."""
-    rows, seconds, heads = curve.rows, curve.seconds, curve.heads
+    rows, seconds = curve.rows, curve.seconds
     if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
         return False
-    if not all(0.0 < taken < inf for taken in (*seconds, *heads)):
-        return False
-    one = seconds[0] + heads[0] if heads else seconds[0]  # A single row is measured with its head.
-    return is_plausible(rows, (one, *seconds[1:]))
+    return all(0.0 < taken < inf for taken in seconds) and is_plausible(rows, seconds)
 
 
 def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
@@ -192,20 +182,19 @@ class ModelCurve:
     def _use_stored(self, path: Path) -> None:
         """Use the stored curve, if there is one and it fits."""
         known = read_curve(path, _device())
-        if known is not None and bool(known.heads) == head_pays(self._model):
+        if known is not None:
             self._curve = known
 
     def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, bool]:
         """Return a curve, and whether other programs took the processor while it was measured."""
-        n_ctx, lazy = _PREFIX + KNOTS[-1], head_pays(self._model)
         spec = ContextSpec(
-            n_ctx, threads=self._threads, lazy=lazy, rolls_back=True, reproducible=self._model.hardware.reproducible
+            _PREFIX + KNOTS[-1], threads=self._threads, rolls_back=True, reproducible=self._model.hardware.reproducible
         )
         with Context(self._model, spec) as context:
             context.set_cancel(should_stop)
             waiting = self._waiting()
             try:
-                curve = self._measurement.run(context, should_stop, progress)
+                curve = self._measurement.run(context, progress)
             finally:
                 if busy := max(waiting.share(), SHARED if context.native.shared else 0.0) > BUSY:
                     self._measurement = CurveMeasurement()
@@ -221,13 +210,10 @@ class CurveMeasurement:
     """The measurement of a cost curve, which may be stopped and continued."""
 
     def __init__(self) -> None:
-        self._samples, self._head_samples = dict[int, list[float]](), dict[int, list[float]]()
+        self._samples: dict[int, list[float]] = {}
 
-    def run(
-        self, context: Context, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None
-    ) -> CostCurve:
-        """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits. With a lazy head, the heads'
-        times are separate.
+    def run(self, context: Context, progress: Callable[[float], None] | None = None) -> CostCurve:
+        """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits.
 
         A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped.
         """
@@ -235,17 +221,10 @@ class CurveMeasurement:
         context.clear()
         context.fill(())
         context.decode(ids[:_PREFIX])
-        if context.lazy_head is not None:
-            context.decode_lazy(ids[:2], outputs=2)  # This checks for lazy heads.
-            context.rollback(_PREFIX)
-        late = context.lazy_head
 
         def timed(rows: int) -> float:
             began = perf_counter()
-            if late is None or rows == 1:
-                context.decode(ids[:rows], outputs=rows).argmax(axis=1)
-            else:
-                context.decode_lazy(ids[:rows], outputs=rows)
+            context.decode(ids[:rows], outputs=rows).argmax(axis=1)
             taken = perf_counter() - began
             context.rollback(_PREFIX)
             context.reread()
@@ -266,33 +245,7 @@ class CurveMeasurement:
         )  # fmt: skip
         known = sorted(found)
         seconds = plausible_times(known, [found[rows] for rows in known])
-        if late is None:
-            return CostCurve(tuple(known), seconds, filled=True)
-        heads = measure_heads(late.head, _MAX_SECONDS / 3.0, should_stop, self._head_samples)
-        alone = max(seconds[0] - heads[0], 0.1 * seconds[0])
-        return CostCurve(tuple(known), (alone, *seconds[1:]), filled=True, heads=heads)
-
-
-def measure_heads(
-    head: LMHead, seconds: float = _MAX_SECONDS / 3.0, should_stop: ShouldStop = never,
-    samples: dict[int, list[float]] | None = None,
-) -> tuple[float, ...]:  # fmt: skip
-    """Return the minimum time of 1, 2, 3 … 64 head rows, measured for `seconds`; the rest is extrapolated. `samples` as
-    for `minimum_times`. Raise Stopped."""
-
-    def timed(rows: int) -> float:
-        if should_stop():
-            raise Stopped
-        began = perf_counter()
-        head.compute(0, rows)
-        head.logits[:rows].argmax(axis=1)
-        return perf_counter() - began
-
-    timed(HEADS[0])  # The first call builds the graph.
-    found = minimum_times(timed, HEADS, rounds=_ROUNDS, seconds=seconds, clock=perf_counter, samples=samples)
-    last = max(found)
-    taken = [found.get(rows, found[last] * rows / last) for rows in HEADS]
-    return tuple(np.minimum.accumulate(taken[::-1])[::-1].tolist())
+        return CostCurve(tuple(known), seconds, filled=True)
 
 
 Task: TypeAlias = Callable[[Stop], object]

@@ -6,13 +6,14 @@ from typing import cast
 
 import numpy as np
 
-from edgellm.engine import Capture, Context, ContextSpec, Floats, GgufHeader, Ids, Model, Recorder, cut, top2
+from edgellm.engine import Capture, Context, ContextSpec, Floats, GgufHeader, Ids, Model, Recorder, cut
 from edgellm.engine.gguf.cuttable import check_cuttable, exit_cuts
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.spec.drafters.model import ModelDrafter, Step
 from edgellm.spec.protocols import GenerationState
+from edgellm.spec.sampling import top2
 from edgellm.state import private_folder
 from edgellm.system import cache_dir
 

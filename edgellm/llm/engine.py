@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol, Self, TypeVar
 
-from edgellm.engine import Capture, Context, ContextSpec, Model, head_pays
+from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.engine.kv.sequences import PromptCache
 from edgellm.engine.memory_fit import Placed, place_model, positions
 from edgellm.engine.model import LoadSpec
@@ -275,7 +275,7 @@ class PairEngine:
         """Return a verifier over `model`; of several replies at once, it computes batches."""
         replies, prompts = self.placement.replies, self.prompts.of(model.path)
         spec = ContextSpec(
-            n_ctx, replies, threads=self.config.threads, unified=replies == 1, lazy=head_pays(model), rolls_back=True,
+            n_ctx, replies, threads=self.config.threads, unified=replies == 1, rolls_back=True,
             speculates=True, reproducible=model.hardware.reproducible,
         )  # fmt: skip
         if replies == 1:

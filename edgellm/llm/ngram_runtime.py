@@ -6,7 +6,6 @@ from contextlib import suppress
 from functools import cache, partial
 
 from edgellm.engine import Message, Model, ShouldStop, never
-from edgellm.engine.lm_head import why_lazy
 from edgellm.errors import EdgeError
 from edgellm.llm.cost_curves import LINK_CURVE, ModelCurve
 from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
@@ -109,11 +108,6 @@ class NgramRuntime:
             before, self._shared = self._shared, 0 if self._verifier is None else self._verifier.shared
             if self._curve is not None:
                 self._curve.correct(cost, self._shared > before)
-
-    @property
-    def head_note(self) -> str:
-        """Return which rows of the verifier's head are computed, and why; "" across a link."""
-        return "" if self._curve is None else f"; {why_lazy(self.model)[1]}"
 
     def self_verifier(self) -> Verifier:
         """Return the model as the verifier of drafts copied for it."""

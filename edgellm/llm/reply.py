@@ -238,7 +238,7 @@ def _choose_sources(
         return None, f"no retrieval{why}"
     if not sources:
         return (), "no retrieval, as requested"
-    return sources, f"drafts are retrieved from: {', '.join(sources)}{engine.retrieval.head_note}"
+    return sources, f"drafts are retrieved from: {', '.join(sources)}"
 
 
 def write(
@@ -299,7 +299,7 @@ def _rules(
     if plan.copies is None:
         return rules, VerdictTerms(wanted.options.logprobs)
     policy = engine.retrieval.index.policy
-    terms = VerdictTerms(wanted.options.logprobs, plan.copies.expect, policy.cost.given.filling())
+    terms = VerdictTerms(wanted.options.logprobs, plan.copies.expect, policy.cost.given.widths())
     return rules if engine.linked else replace(rules, floors=policy.floors), terms
 
 

@@ -131,12 +131,6 @@ class RpcModel:
         self._crashes = 0
         return found
 
-    def decode_lazy(
-        self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = (),  # noqa: ARG002
-    ) -> Floats:  # fmt: skip
-        """Decode, and compute all logits at once."""
-        return self.decode_rows([SeqRows(seq, ids, outputs)])[0]
-
     def cached(self, seq: int = 0) -> Ids:
         opened = self._opened
         return NO_IDS if opened is None or seq in self._stale else opened.process.cached(seq)
@@ -159,7 +153,7 @@ class RpcModel:
         self._quietly(lambda process: process.clear(seq), seq)
         self._stale.discard(seq)
 
-    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
+    def fill(self, widths: Sequence[int]) -> None:
         """Do nothing: no decode is padded."""
 
     def stop(self) -> None:

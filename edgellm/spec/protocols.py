@@ -75,7 +75,7 @@ class VerdictTerms:
 
     logprobs: int | None = None  # verdicts have log-probabilities of their tokens, and of as many others
     expect: Callable[[Expected], None] | None = None  # called with next-token predictions at positions of the prompt
-    filling: tuple[Sequence[int], Sequence[float]] = (), ()  # for `Context.fill` of a verifier in this process
+    widths: Sequence[int] = ()  # for `Context.fill` of a verifier in this process
 
 
 class GenerationState:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine.gguf.reader import ModelFile
-from edgellm.engine.lm_head import top_k
 from edgellm.errors import EngineFailed
 from edgellm.spec.types import NO_IDS, Constraint, Distribution, Expected, Floats, Ids, Logprobs, Penalties, Sampling
 from edgellm.storage.catalog import catalog
@@ -192,6 +191,54 @@ def logprobs(rows: Floats, tokens: Ids, k: int) -> Iterator[Logprobs]:
         best, top = top_k(row, k) if k else NO_IDS, float(row.max())
         total = top + math.log(float(np.exp(row - np.float32(top)).sum(dtype=np.float64)))
         yield Logprobs(float(row[token]) - total, best, row[best].astype(np.float64) - total)
+
+
+@dataclass(frozen=True, slots=True)
+class Top2:
+    """The most probable token, its probability, and that of the runner-up."""
+
+    id: int
+    p1: float
+    p2: float
+
+
+def top2(logits: Floats) -> Top2:
+    """Return argmax and the two largest softmax probabilities over the full vocabulary; on a tie the lowest id wins.
+
+    `logits` has shape (n_vocab,) or (1, n_vocab). Raises EngineFailed: the largest logit is not a number or not finite.
+    """
+    row = logits.reshape(-1)
+    first = int(row.argmax())
+    peak = row[first]
+    _check(peak)
+    shifted = row - peak
+    total = float(np.add.reduce(np.exp(shifted, out=shifted)))
+    below, above = row[:first], row[first + 1 :]
+    # The arrays' methods instead of the bare reductions would double the cost on a small vocabulary.
+    second = max(np.maximum.reduce(below, initial=-np.inf), np.maximum.reduce(above, initial=-np.inf))
+    return Top2(first, 1.0 / total, math.exp(second - peak) / total)
+
+
+def top_k(logits: Floats, k: int) -> Ids:
+    """Return the `k` most probable ids (min(k, n_vocab),), most probable first; on a tie the lowest id. Raises
+    EngineFailed: the largest logit is not a number or not finite."""
+    row = logits.reshape(-1)
+    n = len(row)
+    k, groups = max(0, min(k, n)), 1_024
+    floor = np.float32(-np.inf)
+    if 0 < k <= groups <= n:
+        # k groups have a maximum of at least the k-th largest maximum, so nothing below it is among the k largest.
+        maxima = row[: n - n % groups].reshape(-1, groups).max(axis=0)
+        floor = np.partition(maxima, groups - k)[groups - k]
+    candidates = np.flatnonzero(row >= floor)
+    ids = candidates[np.argsort(-row[candidates], kind="stable")[:k]].astype(np.int32)
+    _check(row[ids[0]] if len(ids) else row.max())
+    return ids
+
+
+def _check(peak: float | np.float32) -> None:
+    if not math.isfinite(peak):
+        raise EngineFailed(f"The model's largest logit is {peak}.", "Its file may be damaged: download it again.")
 
 
 # llama.cpp's keys behind `general.sampling.`, each with our name, and its least and largest useful value.

@@ -10,19 +10,19 @@ needs no distribution of the drafts.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from time import monotonic
 
 import numpy as np
 
-from edgellm.engine import LazyLogits, Rows, in_blocks, known
 from edgellm.errors import EngineFailed
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.sampling import ReplyGrammar, distribution, draw, logprobs, penalised
-from edgellm.spec.types import NO_CHUNK, NO_IDS, Chunk, Ids, Logprobs, Sampling, Verdict
+from edgellm.spec.types import NO_CHUNK, NO_IDS, Chunk, Floats, Ids, Logprobs, Sampling, Verdict
 
 
 def judge(
-    draft: Ids, rows: Rows, sampling: Sampling, position: int, text: Ids = NO_IDS, grammar: ReplyGrammar | None = None
+    draft: Ids, rows: Floats, sampling: Sampling, position: int, text: Ids = NO_IDS, grammar: ReplyGrammar | None = None
 ) -> tuple[int, int]:
     """Return the number of accepted tokens of the `draft` (n,), and the verifier's own token after them.
 
@@ -50,38 +50,29 @@ def judge(
     return len(draft), own_at(len(draft))
 
 
-def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
+def verify_greedy(draft_ids: Ids, rows: Floats) -> tuple[int, int]:
     """Accept the drafts (n,) while each is the most probable token of its row; `rows` is (n + 1, n_vocab)."""
-    drafted = draft_ids.tolist()
-    accepted = 0
-    for block in in_blocks(rows):
-        for row, answer in enumerate(block.argmax(axis=1).tolist()):
-            if accepted < len(drafted) and drafted[accepted] == answer:
-                accepted += 1
-                continue
-            if not np.isfinite(block[row, answer]):
-                raise EngineFailed(
-                    "The verifier's output is not a number.", "Its file may be damaged: download it again."
-                )
-            return accepted, answer
-    raise ValueError("there is no row after the drafts")
+    drafted, accepted = draft_ids.tolist(), 0
+    while (answer := int(rows[accepted].argmax())) in drafted[accepted : accepted + 1]:
+        accepted += 1
+    if not isfinite(rows[accepted, answer]):
+        raise EngineFailed("The verifier's output is not a number.", "Its file may be damaged: download it again.")
+    return accepted, answer
 
 
 LIKELY = 0.1
 """The threshold of equation 3 of CoordGen: a rejected token of this probability may still come."""
 
 
-def plausible(chunk: Chunk, rows: Rows, accepted: int) -> tuple[bool, ...]:
+def plausible(chunk: Chunk, rows: Floats, accepted: int) -> tuple[bool, ...]:
     """Return which tokens of `chunk` have at least probability `LIKELY` in their row of `rows` (len(chunk) or more,
     n_vocab).
 
-    Accepted tokens count as plausible, whatever their probability; so do tokens whose row was not computed. Only tokens
-    within that factor of the row's maximum can qualify, so only they need a sum over the vocabulary.
+    Accepted tokens count as plausible, whatever their probability. Only tokens within that factor of the row's maximum
+    can qualify, so only they need a sum over the vocabulary.
     """
     n = len(chunk)
-    if isinstance(rows, LazyLogits):
-        n, rows = min(n, rows.known), rows.upto(rows.known)
-    found = [True] * accepted + [False] * (n - accepted) + [True] * (len(chunk) - n)
+    found = [True] * accepted + [False] * (n - accepted)
     if accepted == n:
         return tuple(found)
     left = rows[accepted:n]
@@ -110,7 +101,7 @@ class Judgement:
     def __post_init__(self) -> None:
         self.remaining = self.request.draft
 
-    def judge(self, rows: Rows, drafted: int, is_eog: Callable[[int], bool]) -> bool:
+    def judge(self, rows: Floats, drafted: int, is_eog: Callable[[int], bool]) -> bool:
         """Judge the first `drafted` tokens, and the next one if any; return whether another pass is needed.
 
         `rows` (drafted + 1, n_vocab) are logits: row i predicts place i. Afterwards, the first `computed` tokens of the
@@ -143,7 +134,7 @@ class Judgement:
         if needs_pass or request.logprobs is not None:
             kept = chunk.ids[:accepted] if bare else np.append(chunk.ids[:accepted], np.int32(token))
             if request.logprobs is not None and len(kept):
-                self.logprobs.extend(logprobs(known(rows, len(kept)), kept, request.logprobs))
+                self.logprobs.extend(logprobs(rows[: len(kept)], kept, request.logprobs))
             self.ids = np.concatenate((self.ids, kept))
             self.remaining = self.remaining.part(drafted + 1, len(self.remaining)) if continues else NO_CHUNK
         return needs_pass
@@ -157,12 +148,6 @@ class Judgement:
             self.accepted, np.array(self.tokens, np.int32), self.seconds, passes=self.passes,
             cached=self.request.cached, plausible=accepted_anyway, logprobs=tuple(self.logprobs),
         )  # fmt: skip
-
-
-def survives(chunk: Chunk) -> list[float]:
-    """Return for each token its drafter's probability that it and all before it are accepted; shape (n,)."""
-    drafted = 0 if chunk.retrieved else len(chunk) - chunk.tail
-    return [*chunk.confidence[:drafted].cumprod().tolist(), *chunk.confidence[drafted:].tolist()]
 
 
 @dataclass(frozen=True, slots=True)

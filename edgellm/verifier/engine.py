@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from edgellm.engine import Ids, Rows, SeqRows, common_prefix
+from edgellm.engine import Floats, Ids, SeqRows, common_prefix
 from edgellm.errors import EdgeError
 from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
-from edgellm.spec.types import NO_IDS, Chunk, Floats, Verdict
-from edgellm.spec.verification import survives
+from edgellm.spec.types import NO_IDS, Verdict
 from edgellm.verifier.scheduler import Answer, Counters, Deliver, Job, MissingPrefix, Scheduler, Slice
 
 if TYPE_CHECKING:
@@ -25,13 +24,12 @@ class ModelRunner(Protocol):
     """The part of `edgellm.engine.Context` that the engine uses; it has one sequence for each slot."""
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]: ...
-    def decode_lazy(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows: ...
     def cached(self, seq: int = 0) -> Ids: ...
     def sync(self, ids: Ids, seq: int = 0) -> int: ...
     def rollback(self, length: int, seq: int = 0) -> None: ...
     def copy_prefix(self, src: int, dst: int, length: int) -> None: ...
     def clear(self, seq: int = 0) -> None: ...
-    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None: ...
+    def fill(self, widths: Sequence[int]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -108,7 +106,7 @@ class VerifierEngine:
             rows.append(SeqRows(job.slot, ids, outputs))
         began = perf_counter()
         try:
-            logits = self._decode(work[0].request.remaining, rows)
+            logits = self._runner.decode_rows(rows)
         except EdgeError as error:
             for job, _, _ in work:
                 self._fail(job, error)
@@ -128,15 +126,7 @@ class VerifierEngine:
                 self._requeue(job)
         self._scheduler.on_batch(work, seconds, waiting - len(self._running))
 
-    def _decode(self, draft: Chunk, rows: list[SeqRows]) -> list[Rows]:
-        """Return the logits of the batch; for a single session lazily, so that only rows that are read are computed."""
-        if len(rows) > 1 or rows[0].outputs <= 1:
-            return list(self._runner.decode_rows(rows))
-        single = rows[0]
-        reached = survives(draft.part(0, single.outputs - 1))
-        return [self._runner.decode_lazy(single.ids, seq=single.seq, outputs=single.outputs, reached=reached)]
-
-    def _judge(self, job: Job, logits: Rows, drafted: int, seconds: float) -> None:
+    def _judge(self, job: Job, logits: Floats, drafted: int, seconds: float) -> None:
         """Judge the first `drafted` tokens, decoded in `seconds`; then answer, or continue with the rest."""
         began, written = perf_counter(), len(job.tokens)
         try:

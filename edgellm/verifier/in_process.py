@@ -16,7 +16,7 @@ from edgellm.engine.kv.sequences import PromptCache
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, settled
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Expected, Ids, Verdict
-from edgellm.spec.verification import Judgement, survives
+from edgellm.spec.verification import Judgement
 
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator
@@ -82,7 +82,7 @@ class _OwnContext:
         self._progress = state.prompt_progress(verifier.model.name)
         context = verifier.take()
         context.set_cancel(state.should_stop, self._progress)
-        context.fill(*state.terms.filling)
+        context.fill(state.terms.widths)
         self.context: Context | None = context
 
     def send(self, request: VerifyRequest) -> Future[Verdict]:
@@ -99,7 +99,7 @@ class _OwnContext:
             while needs_pass:
                 began, drafted = perf_counter(), len(job.remaining)
                 ids = np.concatenate((job.ids[request.computed :], job.remaining.ids))
-                rows = context.decode_lazy(ids, outputs=drafted + 1, reached=survives(job.remaining))
+                rows = context.decode(ids, outputs=drafted + 1)
                 needs_pass = job.judge(rows, drafted, self._is_eog)
                 context.rollback(request.computed)
                 job.seconds += perf_counter() - began

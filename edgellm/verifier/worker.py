@@ -145,9 +145,9 @@ class VerifierWorker(VerifierBackend):
     def end_session(self, session: int) -> None:
         self._inbox.put(lambda: self._engine.drop(session))
 
-    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
+    def fill(self, widths: Sequence[int]) -> None:
         """Pad batches of one session by `Context.fill`."""
-        self._inbox.put(lambda: self._runner.fill(widths, heads))
+        self._inbox.put(lambda: self._runner.fill(widths))
 
     def use_curve(self, curve: CostCurve) -> None:
         """Choose the chunks of prefills by a measured cost curve."""
@@ -273,7 +273,7 @@ class BatchedVerifier(ColocatedVerifier):
         self._worker.use_curve(curve)
 
     def open(self, state: GenerationState) -> Session:
-        self._worker.fill(*state.terms.filling)
+        self._worker.fill(state.terms.widths)
         return super().open(state)
 
     def _send(self, request: VerifyRequest) -> Future[Verdict]:

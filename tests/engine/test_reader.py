@@ -6,13 +6,11 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm import engine
-from edgellm.engine import Context, GgufHeader, LazyLogits, Model, ModelFile, check_gguf, costs_of, cut, native
+from edgellm.engine import GgufHeader, Model, ModelFile, check_gguf, costs_of, cut, native
 from edgellm.engine.gguf.header import TENSOR_TYPES, TensorInfo
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.engine.trial.probe import Probe
@@ -286,17 +284,6 @@ def test_all_parts_are_one_model(draft_path: Path, tmp_path: Path, parts: int, e
     assert file.header.file_size == sum(path.stat().st_size for path in file.paths)
     assert (file.name, file.path) == (whole.name, file.paths[0])
     assert costs_of(file.header) == costs_of(whole.header)
-
-
-def test_its_heads_are_computed_late_and_are_the_same(first: Path, verifier_path: Path) -> None:
-    found = []
-    for path in (first, verifier_path):
-        with Model.load(path) as model, Context(model, engine.ContextSpec(n_ctx=64, threads=1, lazy=True)) as context:
-            context.decode_lazy(IDS[:2], outputs=2)  # finds out whether the others can be late
-            rows = context.decode_lazy(IDS[2:10], outputs=8)
-            assert isinstance(rows, LazyLogits)
-            found.append(rows.upto(8).copy())
-    np.testing.assert_array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize(("start", "last"), [(0, 4), (3, 11), (11, 11)])

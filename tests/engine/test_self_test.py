@@ -105,9 +105,8 @@ def test_a_fault_of_a_speculator_is_caught_every_time(
         assert [self_test(model, seed) for seed in range(TIMES)] == [[kind]] * TIMES
 
 
-@pytest.mark.parametrize("lazy", [True, False])
 def test_rows_that_are_wrong_together_are_decoded_one_by_one(
-    architectures: Architectures, lazy: bool, monkeypatch: pytest.MonkeyPatch
+    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widest = Counter[int]()
     run = Context._run
@@ -123,8 +122,8 @@ def test_rows_that_are_wrong_together_are_decoded_one_by_one(
             expected = context.decode(ids, outputs=6).copy()
     with Model.load(architectures("qwen3"), faults=[ROWS]) as model:
         widest.clear()
-        with Context(model, ContextSpec(n_ctx=64, n_seq=2, threads=1, lazy=lazy)) as context:
-            found = context.decode_lazy(ids, outputs=6)
+        with Context(model, ContextSpec(n_ctx=64, n_seq=2, threads=1)) as context:
+            found = context.decode(ids, outputs=6)
             assert np.allclose(np.array([found[row] for row in range(6)]), expected, atol=1e-4)
             both = context.decode_rows([SeqRows(0, ids[:3], 2), SeqRows(1, ids, 6)])
             assert np.allclose(both[1], expected, atol=1e-4)

@@ -21,7 +21,7 @@ from edgellm.state import MONTH
 from edgellm.storage.fingerprint import FileHash, _PartHash
 from tests.llm.conftest import ASKED, prompts
 
-KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), True, (0.25, 0.5))
+KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), True)
 
 
 def test_what_was_kept_is_read(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_curve_far_from_what_decodes_take_is_measured_again(draft_path: Path, 
         curve = ModelCurve(model, 1, FileHash(draft_path), waiting=lambda: Waited(0.0))
         cost = DecodeCost(curve.measure())
         for _ in range(15):
-            cost.observe(0, 1, 3.0 * cost.given.table()[1] + cost.given.head_seconds()[1])
+            cost.observe(0, 1, 3.0 * cost.given.table()[1])
         curve.correct(cost, shared=True)
         assert curve.measured, "the cores were shared"
         curve.correct(cost, shared=False)

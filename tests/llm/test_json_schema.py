@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Model, Top2
+from edgellm.engine import Model
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.protocols import DraftRules, GenerationState, Session
-from edgellm.spec.sampling import ReplyGrammar
+from edgellm.spec.sampling import ReplyGrammar, Top2
 from edgellm.spec.types import Constraint, Distribution
 from testkit.thinking_templates import CHANNELS, with_template
 from tests.llm.test_lossless import SCHEMAS

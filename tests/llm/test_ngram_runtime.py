@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from edgellm.engine import HEADS, Context, ContextSpec, Model, never
+from edgellm.engine import Context, ContextSpec, Model, never
 from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.llm import LLM, cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path, estimated_curve
@@ -16,11 +16,10 @@ from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.spec.drafting.cost_curve import KNOTS
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.params import SOURCES
-from edgellm.spec.types import Explanation, Ids, Source, Token
+from edgellm.spec.types import Explanation, Ids, Source
 from edgellm.storage.fingerprint import FileHash
 from edgellm.verifier.in_process import LocalVerifier
 from tests.spec.real import case, ids
-from tests.watching import Calls
 
 NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be copied
 MOST = 24
@@ -71,35 +70,6 @@ def test_a_reply_says_what_trying_has_cost(f32_pair: tuple[Path, Path]) -> None:
             if retrieval == "auto":
                 assert copied
                 assert sum(cost.saved for cost in known) > 0.0
-
-
-@pytest.mark.usefixtures("rows_are_cheap")
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "seed": 4}])
-def test_it_does_so_where_heads_are_computed_late(
-    f32_pair: tuple[Path, Path], alone: LLM, heads_are_late: Calls, options: dict[str, Any]
-) -> None:
-    copied = drafted = 0
-    with LLM.open("none", f32_pair[1], threads=1) as pair:
-        for number in NUMBERS:
-            reply = pair.reply(case(number), max_tokens=MOST, **options)
-            assert ids(reply) == ids(alone.reply(case(number), max_tokens=MOST, retrieval="off", **options))
-            copied += reply.summary.retrieved
-            drafted += reply.summary.drafted
-    assert copied > 10
-    assert copied <= sum(end - first for _, first, end in heads_are_late) < copied + drafted
-
-
-@pytest.mark.usefixtures("rows_are_cheap")
-def test_both_models_write_the_same_with_late_heads(
-    f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], heads_are_late: Calls
-) -> None:
-    with LLM.open(*f32_pair, threads=1) as pair:
-        for number in NUMBERS:
-            assert ids(pair.reply(case(number), max_tokens=MOST)) == wanted[number]
-            assert ids(pair.reply(case(number), max_tokens=MOST, retrieval="off", budget=1.0)) == wanted[number]
-        told = list(pair.reply(case(5), max_tokens=8, logprobs=3))
-    assert len(heads_are_late) > 20
-    assert all(token.logprobs is not None for token in told if isinstance(token, Token))
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
@@ -155,32 +125,8 @@ def change(kept: Path, **changes: object) -> None:
     kept.write_text(json.dumps(stored | {"curve": stored["curve"] | changes}))
 
 
-def test_heads_are_measured_apart_where_they_are_computed_late(verifier_model: Model) -> None:
-    with Context(verifier_model, ContextSpec(n_ctx=128, threads=1, lazy=True)) as context:
-        late = CurveMeasurement().run(context)
-    with Context(verifier_model, ContextSpec(n_ctx=128, threads=1)) as context:
-        whole = CurveMeasurement().run(context)
-    assert len(late.heads) == len(HEADS)
-    assert list(late.heads) == sorted(late.heads)
-    assert whole.heads == ()
-    assert 0.0 < late.heads[0] < late.heads[-1]
-
-
-def test_a_curve_of_heads_that_are_late_is_of_no_use_elsewhere(f32_pair: tuple[Path, Path], home: Path) -> None:
-    with LLM.open("none", f32_pair[1], threads=1) as pair:
-        pair.curve()
-    kept = kept_curve(home, f32_pair[1])
-    change(kept, heads=[1e-3] * len(HEADS))
-    with LLM.open("none", f32_pair[1], threads=1) as pair:
-        ids(pair.reply(case(5), max_tokens=2))
-        assert pair.curve().heads == ()
-    assert json.loads(kept.read_text())["curve"]["heads"] == []
-
-
 class Slow:
     """A context whose rows take their time on a clock of its own."""
-
-    lazy_head = None
 
     def __init__(self, seconds: float) -> None:
         self.now, self._seconds, self.decoded = 0.0, seconds, 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, ContextSpec, Model, top2
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.llm import LLM
 from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.drafters.parallel import BranchingDrafter
@@ -16,6 +16,7 @@ from edgellm.spec.gates.profile import CONTEXT, NAMES, Profile, signals
 from edgellm.spec.ngram.sources import ContextIndex as Text
 from edgellm.spec.ngram.sources import ContextLookup, Disagreement, disagreements, lookup_threshold
 from edgellm.spec.protocols import DraftRules, GenerationState
+from edgellm.spec.sampling import top2
 from edgellm.spec.types import GREEDY, Chunk, ContextMatch, Explanation, Sampling, Verdict
 from tests.spec.real import case, ids
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, Top2, check_gguf, cut, top2
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, check_gguf, cut
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.llm.early_exit import EarlyExitDrafter
 from edgellm.spec.protocols import GenerationState
-from edgellm.spec.sampling import distribution, draw
+from edgellm.spec.sampling import Top2, distribution, draw, top2
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from tests.spec.real import case
 

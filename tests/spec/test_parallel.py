@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgellm.engine import Context, ContextSpec, Message, Model, top2
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.spec.drafters import parallel
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ParallelDrafter, alternatives, choose_branches, predict_verdicts
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.gates.rules import AlwaysGate, Rule, at_random
 from edgellm.spec.protocols import DraftRules, Gate, GenerationLimits, GenerationState, Session, VerifyRequest
+from edgellm.spec.sampling import top2
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, NO_IDS, Ids, Sampling, Source, Token, Verdict
 from edgellm.verifier.in_process import LocalVerifier

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import EngineFailed
-from edgellm.spec.sampling import arrival_times, distribution, draw, penalised
+from edgellm.spec.sampling import arrival_times, distribution, draw, penalised, top2, top_k
 from edgellm.spec.types import GREEDY, NO_IDS, Distribution, Penalties, Sampling
 from edgellm.spec.verification import judge, verify_greedy
 from tests.spec.fakes import markov
@@ -66,8 +66,8 @@ def test_all_mass_on_the_most_probable_token(sampling: Sampling) -> None:
 
 def test_the_highest_temperature_keeps_masked_tokens_out() -> None:
     logits = np.array([0.0, -np.inf, 9.0, 1.0], dtype=np.float32)
-    for top_k in (0, 3):
-        found = distribution(logits, Sampling(1e300, top_k=top_k, top_p=1.0))
+    for most in (0, 3):
+        found = distribution(logits, Sampling(1e300, top_k=most, top_p=1.0))
         assert found.ids.tolist() == [0, 2, 3]
         assert found.probs == pytest.approx(1 / 3)
 
@@ -203,3 +203,53 @@ def test_a_near_draft_model_is_accepted_more_often_than_by_chance() -> None:
         agreed += accepted
         reply.append(drafted if accepted else answer)
     assert agreed > 850
+
+
+def softmax(row: np.ndarray) -> np.ndarray:
+    wide = np.exp(row.astype(np.float64) - row.max())
+    return wide / wide.sum()
+
+
+def logits(least: int = 1, most: int = 40) -> st.SearchStrategy[np.ndarray]:
+    number = st.floats(-60, 60, width=32) | st.sampled_from([0.0, 1.0, float("-inf")])
+    return (
+        st.lists(number, min_size=least, max_size=most)
+        .filter(lambda values: max(values) > float("-inf"))
+        .map(lambda values: np.array(values, dtype=np.float32))
+    )
+
+
+@given(logits(least=2))
+def test_top2_is_the_definition(row: np.ndarray) -> None:
+    order = np.argsort(-row, kind="stable")
+    probs = softmax(row)
+    facts = top2(row)
+    assert facts.id == order[0]
+    assert facts.p1 == pytest.approx(probs[order[0]], rel=1e-4)
+    assert facts.p2 == pytest.approx(probs[order[1]], rel=1e-4, abs=1e-30)
+
+
+@given(logits(), st.integers(0, 50))
+def test_top_k_is_the_definition(row: np.ndarray, k: int) -> None:
+    order = np.argsort(-row, kind="stable")[:k]
+    ids = top_k(row, k)
+    assert ids.tolist() == order.tolist()
+    assert ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("n", [1_023, 1_024, 1_025, 5_000, 40_000])
+@pytest.mark.parametrize("k", [1, 3, 40, 1_000, 2_000])
+def test_top_k_of_large_vocabularies(n: int, k: int) -> None:
+    rng = np.random.default_rng(n + k)
+    row = (rng.standard_normal(n) * 3).round(1).astype(np.float32)  # rounded: many equals
+    order = np.argsort(-row, kind="stable")[:k]
+    assert top_k(row, k).tolist() == order.tolist()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_broken_logits_are_an_error(bad: float) -> None:
+    row = np.full(8, bad, dtype=np.float32)
+    with pytest.raises(EngineFailed, match="largest logit"):
+        top2(row)
+    with pytest.raises(EngineFailed, match="largest logit"):
+        top_k(row, 3)

@@ -67,7 +67,7 @@ class Sequences:
 
     def common(self, seq: int, ids: Ids) -> int:
         """Return how many ids a sequence and `ids` share from the start."""
-        return common_prefix(self._ids[seq, : self.lengths[self.known(seq)]], np.asarray(ids))
+        return common_prefix(self._ids[seq, : self.lengths[self.known(seq)]], ids)
 
 
 @dataclass(frozen=True, slots=True)

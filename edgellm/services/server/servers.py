@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgellm.engine import ContextSpec, Model, ModelFile, head_pays
+from edgellm.engine import ContextSpec, Model, ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import check_context, place_sessions, positions
 from edgellm.engine.model import LoadSpec
@@ -123,12 +123,12 @@ class VerifierServer(SessionServer):
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         spec = ContextSpec(
-            self.context_length, sessions, rows, options.threads, unified=False, lazy=head_pays(model), rolls_back=True,
+            self.context_length, sessions, rows, options.threads, unified=False, rolls_back=True,
             speculates=True, reproducible=model.hardware.reproducible,
         )  # fmt: skip
         self._worker = VerifierWorker.over(model, spec, limits)
         if curve is not None:
-            self._worker.fill(*curve.filling())
+            self._worker.fill(curve.widths())
             self._worker.use_curve(curve)
         name, vocabulary = name_of(model.path), model.vocabulary
         capabilities = Capabilities(name, self.context_length, logprobs=True, penalties=True, grammars=True)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from edgellm.engine import Context, Model, Top2, top2
+from edgellm.engine import Context, Model
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.ngram.retriever import NO_OFFER, Retriever
 from edgellm.spec.ngram.sources import MIN_MATCH, Cursor
 from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Drafter, GenerationState
-from edgellm.spec.sampling import distribution, draw, penalised
+from edgellm.spec.sampling import Top2, distribution, draw, penalised, top2
 from edgellm.spec.types import NO_CHUNK, NO_FLOATS, Chunk, ContextMatch, Floats, Ids, Round, Sampling, Verdict
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgellm.engine import Context, ContextSpec, Model, SeqRows, common_prefix, top2, top_k
+from edgellm.engine import Context, ContextSpec, Model, SeqRows, common_prefix
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter, within
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.protocols import Drafter, GenerationState
+from edgellm.spec.sampling import top2, top_k
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids, Round
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from edgellm.engine import top2
 from edgellm.engine.speculators.speculator import Speculator
 from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.protocols import Drafter, GenerationState, Verifier
+from edgellm.spec.sampling import top2
 from edgellm.spec.types import NO_CHUNK, Chunk
 
 

@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgellm.engine import Context, Model, top2
+from edgellm.engine import Context, Model
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter
 from edgellm.spec.protocols import GenerationState
+from edgellm.spec.sampling import top2
 from edgellm.spec.types import NO_CHUNK, Chunk, Floats, Ids, Penalties
 
 LEAST_SHARE = 0.5

@@ -9,8 +9,6 @@ from statistics import median
 
 import numpy as np
 
-from edgellm.engine import HEADS
-
 KNOTS: tuple[int, ...] = tuple(np.union1d(2 ** np.arange(7), 3 * 2 ** np.arange(5)).tolist())
 """Rows of a decode that are measured: 1, 2, 3, 4, 6, 8, 12 ... 64."""
 MAX_DRAFT = KNOTS[-1] - 1
@@ -29,22 +27,10 @@ class CostCurve:
     """Seconds of a decode by its number of rows."""
 
     rows: tuple[int, ...]  # ascending, from 1
-    seconds: tuple[float, ...]  # a decode with `rows`; without the LM head, if there are `heads`
+    seconds: tuple[float, ...]  # a decode with `rows`
     filled: bool = False
     """Decodes are padded to a multiple of four, or a measured number of rows: a number in between can be slower than
     both (a quantised 0.5B model takes 34 ms for 4 rows, 66 ms for 7 and 44 ms for 8)."""
-    heads: tuple[float, ...] = ()  # seconds of `HEADS` head rows, which are computed lazily
-
-    def head_seconds(self) -> list[float]:
-        """Return the seconds of 0, 1, 2 … `MAX_DRAFT + 1` head rows together; 0 where the decode's time includes
-        heads."""
-        heads = self.heads or (0.0,) * len(HEADS)
-        found: list[float] = np.interp(np.arange(MAX_DRAFT + 2), (0, *HEADS), (0.0, *heads)).tolist()
-        return found
-
-    def filling(self) -> tuple[Sequence[int], Sequence[float]]:
-        """Return the padded numbers of rows and the head costs for `Context.fill`."""
-        return self.widths(), self.heads
 
     def widths(self) -> list[int]:
         """Return the padded number of rows for 0, 1, 2 … `MAX_DRAFT + 1` rows."""
@@ -91,15 +77,14 @@ class DecodeCost:
         self._widths = curve.widths()
         nearest = np.abs(np.log(self._widths[1:])[:, None] - self._log_rows).argmin(axis=1)
         self._nearest: list[int] = nearest.tolist()  # measured number of rows nearest to 1, 2, 3 ... rows
-        self._plain, self._plain_heads = self._known.table(self._widths), curve.head_seconds()
+        self._plain = self._known.table(self._widths)
         self._correct([0.0] * len(curve.rows))
 
     def _correct(self, errors: Sequence[float]) -> None:
         """Compute the tables anew, with these logarithms of errors."""
         self._errors = list(errors)
         curve = self.corrected()
-        self.table = curve.table(self._widths)  # seconds of a decode of 0, 1, 2 ... rows, without its heads
-        self._heads = curve.head_seconds()
+        self.table = curve.table(self._widths)  # seconds of a decode of 0, 1, 2 ... rows
         self.slopes = _least_slopes(self.table)
         """Seconds of a further row behind i drafted tokens, at least: the mean of rows up to the cheapest length."""
 
@@ -110,22 +95,20 @@ class DecodeCost:
         if not tried.any():
             return curve
         factors = np.exp(np.interp(self._log_rows, self._log_rows[tried], np.array(self._errors)[tried]))
-        seconds, heads = np.array(curve.seconds) * factors, np.array(curve.heads) * factors[0]
-        return replace(curve, seconds=tuple(seconds.tolist()), heads=tuple(heads.tolist()))
+        return replace(curve, seconds=tuple((np.array(curve.seconds) * factors).tolist()))
 
     @property
     def single(self) -> float:
         """Return the seconds of a decode without a draft."""
-        return self.table[1] + self._heads[1]
+        return self.table[1]
 
-    def seconds(self, drafted: int, expected: float) -> float:
-        """Return the seconds of a decode with `drafted` tokens, of which `expected` rows need their heads, computed
-        one by one or all together, whichever is faster."""
-        return self.table[drafted + 1] + min(expected * self._heads[1], self._heads[drafted + 1])
+    def seconds(self, drafted: int) -> float:
+        """Return the seconds of a decode with `drafted` tokens."""
+        return self.table[drafted + 1]
 
     def loss(self, drafted: int, accepted: int) -> float:
         """Return the net cost of a draft with `accepted` tokens, in decodes without drafts."""
-        return self.seconds(drafted, accepted + 1.0) / self.single - 1.0 - accepted
+        return self.seconds(drafted) / self.single - 1.0 - accepted
 
     @property
     def strays(self) -> bool:
@@ -137,9 +120,8 @@ class DecodeCost:
         """Learn from a decode with `drafted` tokens that brought `tokens` in `seconds`, 0 if unknown."""
         if tokens > drafted + 1 or not seconds:  # More tokens come from several decodes.
             return
-        expected = self._plain[drafted + 1] + min(tokens * self._plain_heads[1], self._plain_heads[drafted + 1])
         at = self._nearest[drafted]
-        self._ratios[at].append(log(seconds / expected))
+        self._ratios[at].append(log(seconds / self._plain[drafted + 1]))
         self._tries[at] += 1
         self.decodes += 1
         if self._tries[at] < WITNESSES:

@@ -266,7 +266,7 @@ class DraftPolicy:
         n = self.useful(hopes, token_seconds=model.token_seconds)
         hoped, drafted = Arm(), max(n, 1)
         expected = 1.0 + sum(hopes[:drafted])
-        hoped.add(expected, self.cost.seconds(drafted, expected) + drafted * model.token_seconds)
+        hoped.add(expected, self.cost.seconds(drafted) + drafted * model.token_seconds)
         return n, hoped
 
     def _reading(self, model: ModelArm) -> float:
@@ -303,7 +303,7 @@ class DraftPolicy:
         most = cost.single * (1.0 + max(0.5 * left, min(TUNING.free_draft, left)))
         for n, chance in enumerate(survives[:MAX_DRAFT], 1):
             expected += chance
-            seconds = cost.seconds(n, expected)
+            seconds = cost.seconds(n)
             value = expected - price * seconds
             if value > highest:
                 wanted, highest = n, value
@@ -323,10 +323,10 @@ class DraftPolicy:
     def useful(self, survives: Sequence[float], rows: int = 0, token_seconds: float = 0.0) -> int:
         """Return how many further tokens pay behind `rows` verified ones; `survives` are their chances, and each is yet
         to be drafted in `token_seconds`."""
-        best, gain, expected, before = 0, 0.0, 0.0, self.cost.seconds(rows, 0.0)
+        best, gain, expected, before = 0, 0.0, 0.0, self.cost.seconds(rows)
         for n, chance in enumerate(survives[: MAX_DRAFT - rows], 1):
             expected += chance
-            seconds = self.cost.seconds(rows + n, expected) - before + n * token_seconds
+            seconds = self.cost.seconds(rows + n) - before + n * token_seconds
             value = expected - self.price * seconds
             if value > gain:
                 best, gain = n, value
@@ -404,7 +404,7 @@ class DraftPolicy:
             return "the draft model is tried" if self._known() is None else "the draft model gains most"
         if bid.copies:
             expected = 1.0 + sum(survives[: bid.copies])
-            cost = self.cost.seconds(bid.copies, expected) / self.cost.single
+            cost = self.cost.seconds(bid.copies) / self.cost.single
             return f"{bid.copies} drafted: {expected:.1f} tokens expected in the time of {cost:.1f}"
         paused = "; the draft model is paused: it does not pay" if self._known() is None and self._model else ""
         if not looked:
@@ -441,9 +441,7 @@ class DraftPolicy:
 
     @property
     def _second(self) -> str:
-        return (
-            f"a second row costs {(self.cost.seconds(1, 1.0) - self.cost.single) / self.cost.single:.0%} of the first"
-        )
+        return f"a second row costs {(self.cost.seconds(1) - self.cost.single) / self.cost.single:.0%} of the first"
 
     @property
     def reason(self) -> str:

@@ -12,8 +12,6 @@ from edgellm.spec.drafting.cost_curve import KNOTS, MAX_DRAFT, ROW_TILE, WITNESS
 from tests.spec.drafting.curves import curves
 
 STEPS = CostCurve((1, 2, 3, 4, 5, 6, 8, 12), (13.0, 26.0, 35.0, 34.0, 48.0, 56.0, 43.0, 57.0), filled=True)
-HEADS_MS = (5.0, 8.0, 10.0, 13.0, 20.0, 22.0, 45.0, 90.0)
-LATE = CostCurve((1, 2, 4, 8, 16), (8.0, 11.5, 12.0, 20.0, 30.0), heads=HEADS_MS)
 
 
 @given(curves)
@@ -51,16 +49,6 @@ def observed(cost: DecodeCost, rounds: int, drafted: int, tokens: int, seconds: 
         cost.observe(drafted, tokens, seconds)
 
 
-def test_heads_are_paid_for_what_is_looked_at() -> None:
-    cost = DecodeCost(LATE)
-    assert cost.single == 13.0
-    assert cost.seconds(3, 1.0) == 12.0 + 5.0  # one by one
-    assert cost.seconds(3, 4.0) == 12.0 + 13.0  # all together
-    for tokens in (4, 1):
-        observed(cost, 60, 3, tokens, cost.seconds(3, tokens))
-    assert cost.corrected() == LATE
-
-
 def test_a_curve_that_is_wrong_is_corrected() -> None:
     cost = DecodeCost(CostCurve((1, 2, 64), (1.0, 1.9, 120.0)))
     observed(cost, 300, 0, 1, 1.5)
@@ -69,15 +57,10 @@ def test_a_curve_that_is_wrong_is_corrected() -> None:
 
 @given(curves, st.floats(3.0, 1e4), st.booleans(), st.integers(0, 20))
 def test_a_curve_wildly_off_is_corrected_at_once(curve: CostCurve, factor: float, slower: bool, drafted: int) -> None:
-    real, scale = DecodeCost(replace(curve, heads=HEADS_MS)), 1.0 / factor if slower else factor
-    cost = DecodeCost(
-        replace(
-            curve, seconds=tuple(scale * each for each in curve.seconds), heads=tuple(scale * each for each in HEADS_MS)
-        )
-    )
-    observed(cost, WITNESSES, drafted, 1, real.seconds(drafted, 1.0))
+    real, scale = DecodeCost(curve), 1.0 / factor if slower else factor
+    cost = DecodeCost(replace(curve, seconds=tuple(scale * each for each in curve.seconds)))
+    observed(cost, WITNESSES, drafted, 1, real.seconds(drafted))
     assert cost.corrected().seconds == pytest.approx(curve.seconds, rel=0.01)
-    assert cost.corrected().heads == pytest.approx(HEADS_MS, rel=0.01)
 
 
 def test_one_row_takes_what_it_takes_where_more_were_measured_faster() -> None:

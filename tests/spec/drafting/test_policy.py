@@ -107,7 +107,7 @@ def copies_where_all_are_wrong(known: DraftPolicy, rounds: int, survives: Sequen
     """Return the decodes that copies cost in so many rounds in which none is right."""
     for _ in range(rounds):
         n = known.bid(survives, ROOM).copies
-        told(known, n, 1, known.cost.seconds(n, 1.0))
+        told(known, n, 1, known.cost.seconds(n))
     return known.account().copies
 
 
@@ -247,7 +247,7 @@ def test_copies_across_a_link_cost_what_passes_there_do() -> None:
         told(known, 0, 8, 20.0 + 8.0, passes=[1.0] * 8)
         told(known, 1, 8, 20.0 + 8.9, passes=[1.9] + [1.0] * 7)
     assert known.cost.single == pytest.approx(1.0, rel=0.1)
-    assert known.cost.seconds(1, 1.0) == pytest.approx(1.9, rel=0.1)
+    assert known.cost.seconds(1) == pytest.approx(1.9, rel=0.1)
     assert not known.bid([0.5, 0.4, 0.3, 0.2], ROOM).copies
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, ContextSpec, LazyLogits, Model
 from edgellm.spec.ngram import sources
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.reuse import LIFETIME, Reuse, plausible_segment
@@ -188,22 +187,6 @@ def test_plausible_is_what_has_the_probability(accepted: int, seed: int) -> None
             assert mark
         elif abs(own[at] - LIKELY) > 1e-4:
             assert mark == (own[at] >= LIKELY)
-
-
-def test_of_what_nobody_computed_nothing_is_known_to_the_contrary(verifier_model: Model) -> None:
-    ids = np.arange(300, 309, dtype=np.int32)
-    with Context(verifier_model, ContextSpec(n_ctx=32, threads=1, lazy=True)) as context:
-        context.decode_lazy(ids[:2], outputs=2)  # finds out whether it can be late
-        context.rollback(0)
-        rows = context.decode_lazy(ids, outputs=9, reached=[0.0] * 8)
-        assert isinstance(rows, LazyLogits)
-        chunk = Chunk(ids[1:], retrieved=True)
-        rows.upto(3)
-        marks = plausible(chunk, rows, 1)
-        context.rollback(0)
-        all_known = plausible(chunk, context.decode(ids, outputs=9), 1)
-    assert marks == (*all_known[:3], *[True] * 5)
-    assert not all(all_known)
 
 
 # --- the automaton against a search of the whole text -----------------------------------------------------------------
