@@ -28,7 +28,7 @@ from edgellm.engine.kv.row_padding import MOST_PADDING, Padding
 from edgellm.engine.llama_api import OpenSpec
 from edgellm.engine.native import lib
 from edgellm.engine.text_model import TextModel, template_of
-from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, TrialChild, require_loadable
+from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, require_loadable
 from edgellm.errors import SAME_VERSION, InvalidOption, ModelUnsupported
 
 if TYPE_CHECKING:
@@ -121,13 +121,12 @@ class Model(TextModel):
     def load(
         cls, source: Path | ModelFile, spec: LoadSpec = LoadSpec(), *,
         progress: Callable[[float], None] | None = None, faults: Sequence[str] | None = None,
-        trial: TrialChild | None = None,
     ) -> "Model":  # fmt: skip
         """Load a model; a path (of a split model, its first part's) has its header checked first.
 
         `progress` is called with shares from 0 to 1; an exception that it raises stops the loading. A model whose
-        header is new on this machine is loaded in a child process first (`engine.trial.probe`), in `trial` if
-        `start_trial` has started that child already. If its `faults`, the failed trials, are given, there is no trial.
+        header is new on this machine is loaded in a child process first (`engine.trial.probe`). If its `faults`, the
+        failed trials, are given, there is no trial.
         Raises ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`; ModelUnsupported: llama.cpp
         cannot use it, ends the process over it, it does not generate text, it only drafts for another model, or the
         EAGLE-3 head does not fit it; EngineFailed: the child process cannot be started, or was ended from outside.
@@ -145,7 +144,7 @@ class Model(TextModel):
             speculator_module(EAGLE3).check_eagle3(spec.eagle3, file)
         asked = probe_of(file, spec)
         if faults is None:
-            verdict = require_loadable(asked, _half(progress, 0.0), trial)
+            verdict = require_loadable(asked, _half(progress, 0.0))
             faults, progress = verdict.faults, _half(progress, 0.5) if verdict.new else progress
         template = template_of(file)
         try:
@@ -157,10 +156,9 @@ class Model(TextModel):
                 raise ModelUnsupported(f"{file.path} is an encoder.", "Use a model that generates text.")
             speculator: SpeculatorModel | None = None
             if mtp:
-                speculator = speculator_module(MTP).MtpModel(owned, file.header.architecture)
+                speculator = speculator_module(MTP).loaded(owned, file.header.architecture)
             elif spec.speculates and spec.eagle3 is not None and EAGLE3 not in faults:
-                model = speculator_module(EAGLE3).Eagle3Model
-                speculator = model.load(spec.eagle3, file, spec.hardware, dry=spec.dry)
+                speculator = speculator_module(EAGLE3).loaded(spec.eagle3, file, spec.hardware, dry=spec.dry)
             return cls(file, owned, template, spec, faults, speculator)
         except BaseException:
             if template is not None:

@@ -12,7 +12,6 @@ from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.engine.kv.sequences import PromptCache
 from edgellm.engine.memory_fit import Placed, place_model, positions
 from edgellm.engine.model import LoadSpec
-from edgellm.engine.trial.probe import TrialChild
 from edgellm.errors import InvalidOption
 from edgellm.llm.cost_curves import IdleWork, ModelCurve
 from edgellm.llm.model_loading import (
@@ -27,7 +26,6 @@ from edgellm.llm.model_loading import (
     named,
     place_pair,
     remote_verifier,
-    try_ahead,
 )  # fmt: skip
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.pair_stats import PairStats
@@ -177,14 +175,13 @@ class PairEngine:
         config = self.config
         draft, verifier, _ = resolved = resolve_pair(named(config.draft), named(config.verifier))
         self.placement = found = place_pair(draft, verifier, config)
-        ahead = None if found.draft is None else try_ahead(found.verifier, self.closing)
         small = None
         if found.draft is not None:
             small = self.load(found.draft, progress, chat=found.verifier is None, speculates=verifier is None)
         checks: Verifier | OpenedVerifier | None = None
         fits = PairFit()
         if found.verifier is not None:
-            text = self.load(found.verifier, progress, chat=True, speculates=True, trial=ahead)
+            text = self.load(found.verifier, progress, chat=True, speculates=True)
             if small is not None:
                 fits = fit(small, text, config.draft, config.verifier)
             if small is not None and fits.left_out == "verifier":
@@ -208,14 +205,12 @@ class PairEngine:
         placed = place_model(model_file(name), self.config.computing(None), taken, verifies=False)
         return self.load(placed, progress, chat=True)
 
-    def load(
-        self, placed: Placed, progress: Progress | None = None, trial: TrialChild | None = None, **purpose: bool
-    ) -> Model:
+    def load(self, placed: Placed, progress: Progress | None = None, **purpose: bool) -> Model:
         """Load a model, owned by this engine; `purpose` as for `LoadSpec`. Meanwhile, its file is hashed."""
         self.idle.file_hash(placed.file.path)
         on_progress = partial(progress, placed.file.name) if progress else None
         spec = LoadSpec(placed.hardware, eagle3=placed.eagle3, **purpose)
-        return self.own(Model.load(placed.file, spec, progress=on_progress, trial=trial))
+        return self.own(Model.load(placed.file, spec, progress=on_progress))
 
     def attach_beside(
         self, text: Model, taken: Counter[str], verifier: OpenedVerifier, progress: Progress | None = None

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, as_many_as_fit, check_context, free_memory, place_model
-from edgellm.engine.model import LoadSpec, is_eagle3, probe_of
-from edgellm.engine.trial.probe import TrialChild, start_trial
+from edgellm.engine.model import is_eagle3
 from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported, VocabularyMismatch
 from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Verifier
@@ -233,17 +232,6 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
         return found
     several = "replies are" if most > 1 else "reply is"
     return replace(found, reason=f"{most} {several} written at once, not {config.replies}: {short}")
-
-
-def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:
-    """Return a child process that tries a model while the other is loaded, owned by `closing`; None without anything to
-    try."""
-    if placed is None:
-        return None
-    trial = start_trial(probe_of(placed.file, LoadSpec(placed.hardware, eagle3=placed.eagle3)))
-    if trial is not None:
-        closing.callback(trial.close)
-    return trial
 
 
 @dataclass(frozen=True, slots=True)

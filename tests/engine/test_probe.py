@@ -237,22 +237,6 @@ def test_the_record_does_not_hold_beside_a_card(architectures: Architectures) ->
     assert has_the_self_test(ModelFile.open(architectures("qwen3")), ON_PROCESSOR)
 
 
-def test_a_trial_ahead_is_used_and_ended(guarded: Path, children: Children, architectures: Architectures) -> None:
-    file = ModelFile.open(architectures("qwen3"))
-    asked = probe_of(file, LoadSpec(ON_PROCESSOR))
-    child = probe.start_trial(asked)
-    assert child is not None
-    Model.load(file, trial=child).close()
-    assert children.started == 1
-    assert probe.start_trial(asked) is None
-    ended: list[subprocess.Popen[bytes]] = []
-    children.then = ended.append
-    unused = probe.start_trial(probe_of(ModelFile.open(architectures("llama")), LoadSpec(ON_PROCESSOR)))
-    assert unused is not None
-    unused.close()
-    assert ended[0].returncode is not None
-
-
 def test_a_sound_file_is_tried_once_wherever_it_lies(
     guarded: Path, children: Children, tiny_path: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from edgellm.engine import Message, Model, ModelFile, check_gguf
 from edgellm.engine.gguf import writer as module
-from edgellm.engine.gguf.writer import FILE_TYPES, requantise, tokenizer_file
+from edgellm.engine.gguf.writer import requantise, tokenizer_file
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.architectures import write as random_model
@@ -62,28 +62,20 @@ def test_what_is_too_long_or_no_tokenizer_is_refused(
 
 
 def test_matrices_have_the_type_and_the_file_its_name(verifier_path: Path, tmp_path: Path) -> None:
-    requantise(verifier_path, target := tmp_path / "other.gguf", "Q4_0", {"ffn_down": "Q8_0"}, name="Other 1B")
+    requantise(verifier_path, target := tmp_path / "other.gguf", "Q4_0", name="Other 1B")
     file, source = ModelFile.open(target), ModelFile.open(verifier_path)
     assert file.name == "Other 1B"
     assert file.header.quantisation == "Q4_0"
     assert file.header.file_size < source.header.file_size
-    kinds = {tensor.kind for tensor in file.header.tensors if "ffn_down" in tensor.name}
-    assert kinds == {tensor.kind for tensor in source.header.tensors if "ffn_down" in tensor.name}
     assert len(file.header.tensors) == len(source.header.tensors)
     with Model.load(target) as model, Model.load(verifier_path) as own:
         assert model.vocabulary.fingerprint == own.vocabulary.fingerprint
 
 
-def test_without_a_name_the_file_keeps_its_own(draft_path: Path, tmp_path: Path) -> None:
-    requantise(draft_path, target := tmp_path / "other.gguf", "Q8_0")
-    assert ModelFile.open(target).name == ModelFile.open(draft_path).name
-    assert {"Q4_0", "Q8_0"} <= FILE_TYPES.keys()
-
-
 def test_what_llama_cpp_cannot_write_is_an_error(tmp_path: Path) -> None:
     (source := tmp_path / "words.gguf").write_bytes(b"no model")
     with pytest.raises(ModelUnsupported, match=r"words\.gguf in Q8_0"):
-        requantise(source, tmp_path / "other.gguf", "Q8_0")
+        requantise(source, tmp_path / "other.gguf", "Q8_0", name="Other")
 
 
 def test_every_tensor_is_the_dequantised_one(draft_path: Path, f32_pair: tuple[Path, Path]) -> None:

@@ -5,6 +5,8 @@ with attention reads that row beside the next token's embedding. Embeddings and 
 its own LM head may know fewer tokens than the verifier, and then says which (`d2t`).
 """
 
+from functools import partial
+
 import numpy as np
 
 from edgellm.engine import native
@@ -121,25 +123,11 @@ class Eagle3Head(Speculator):
         self._inputs[:n] = rows_at(encoded, n, self._inputs.shape[1])
 
 
-class Eagle3Model(SpeculatorModel):
-    """The weights of an EAGLE-3 head."""
-
-    kind = EAGLE3
-
-    def __init__(self, owned: native.Owned, file: ModelFile, n_layer: int) -> None:
-        """Take over the loaded weights of `file`, a head for a verifier of `n_layer` layers."""
-        self._owned, self._header, self._n_layer = owned, file.header, n_layer
-        self.name = f"the EAGLE-3 head {file.path.name}"
-
-    @classmethod
-    def load(cls, file: ModelFile, verifier: ModelFile, hardware: Hardware, *, dry: bool = False) -> "Eagle3Model":
-        """Load a head that drafts for `verifier`; `dry` as for `Model.load`. Raises ModelUnsupported: it does not fit
-        the verifier, or llama.cpp cannot use it."""
-        check_eagle3(file, verifier)
-        return cls(load_model(file.path, hardware, dry=dry), file, verifier.header.text_layers)
-
-    def open(self, trunk: NativeContext, spec: OpenSpec) -> Eagle3Head:
-        return Eagle3Head(self._owned, self._header, self._n_layer, trunk, spec)
+def loaded(file: ModelFile, verifier: ModelFile, hardware: Hardware, *, dry: bool = False) -> SpeculatorModel:
+    """Load a head that fits `verifier`; `dry` as for `Model.load`. Raises ModelUnsupported: llama.cpp cannot use it."""
+    owned = load_model(file.path, hardware, dry=dry)
+    opened = partial(Eagle3Head, owned, file.header, verifier.header.text_layers)
+    return SpeculatorModel(EAGLE3, f"the EAGLE-3 head {file.path.name}", opened)
 
 
 def check_eagle3(file: ModelFile, verifier: ModelFile) -> None:

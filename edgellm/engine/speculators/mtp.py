@@ -3,6 +3,8 @@
 llama.cpp computes it in a second context over the same model, from the states that the model's last norm gave.
 """
 
+from functools import partial
+
 from edgellm.engine import native
 from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.llama_api import NativeContext, OpenSpec, open_context
@@ -61,13 +63,7 @@ class MtpLayer(Speculator):
             self._inputs[1:n] = window.of(0, n - 1)
 
 
-class MtpModel(SpeculatorModel):
-    """The MTP layer of a loaded model."""
-
-    kind, name = MTP, "the model's MTP layer"
-
-    def __init__(self, owned: native.Owned, architecture: str) -> None:
-        self._owned, self._every = owned, architecture not in STATES_OF_LAST_ROWS
-
-    def open(self, trunk: NativeContext, spec: OpenSpec) -> MtpLayer:
-        return MtpLayer(self._owned, trunk, spec, every=self._every)
+def loaded(owned: native.Owned, architecture: str) -> SpeculatorModel:
+    """Return the MTP layer of a loaded model."""
+    every = architecture not in STATES_OF_LAST_ROWS
+    return SpeculatorModel(MTP, "the model's MTP layer", partial(MtpLayer, owned, every=every))

@@ -12,7 +12,7 @@ a copy of the states, and behind a long prompt its attention begins `WINDOW` tok
 import ctypes
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -243,15 +243,12 @@ class Speculator(ABC):
         return row
 
 
-class SpeculatorModel(ABC):
-    """The weights of a speculator, loaded beside a verifier's."""
+@dataclass(frozen=True, slots=True)
+class SpeculatorModel:
+    """The weights of a speculator, loaded beside a verifier's. With the fault `kind` of `engine.trial.probe` it must
+    not be used; `name` tells what drafts. `open` returns a speculator beside a context of the verifier, whose rows'
+    states are kept from now on. It raises EngineFailed: llama.cpp cannot reserve the memory."""
 
     kind: str
-    """The fault of `engine.trial.probe` with which it must not be used."""
     name: str
-    """The speculator in words, for a sentence that tells what drafts."""
-
-    @abstractmethod
-    def open(self, trunk: NativeContext, spec: OpenSpec) -> Speculator:
-        """Return a speculator beside the verifier's context `trunk`, opened by `spec`, whose rows' states are kept from
-        now on. Raises EngineFailed: llama.cpp cannot reserve the memory."""
+    open: Callable[[NativeContext, OpenSpec], Speculator]

@@ -147,32 +147,22 @@ class LoadTrial:
     new: bool = False
 
 
-def require_loadable(
-    probe: Probe, progress: Callable[[float], None] | None = None, child: "TrialChild | None" = None
-) -> LoadTrial:
+def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> LoadTrial:
     """Make sure that loading the model does not end the process; return the verdict of the trial, now or earlier.
 
-    `progress` is called with shares from 0 to 1, if there is a trial now; `child` is a trial that runs already. Raises
-    ModelUnsupported: loading ends the process, or llama.cpp refuses the file; EngineFailed: the child could not be
-    started, failed before it had touched the file or with an error of Python's, or was ended from outside; no verdict
-    is kept.
+    `progress` is called with shares from 0 to 1, if there is a trial now. Raises ModelUnsupported: loading ends the
+    process, or llama.cpp refuses the file; EngineFailed: the child could not be started, failed before it had touched
+    the file or with an error of Python's, or was ended from outside; no verdict is kept.
     """
     if not _is_tried(probe):
         return LoadTrial()
     if (verdict := _read_verdict(kept := _kept(probe))) is None:
-        verdict = try_in_child(probe, progress) if child is None else child.outcome(progress)
+        verdict = try_in_child(probe, progress)
         if verdict.fatal and (speculator := probe.speculator):
             without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
             verdict = replace(without, faults=(*without.faults, speculator))
         _write_verdict(kept, verdict)
     return _survived(probe, verdict)
-
-
-def start_trial(probe: Probe) -> "TrialChild | None":
-    """Start a child that tries the model, for `require_loadable`, and return it; None where the verdict is known."""
-    if not _is_tried(probe) or _read_verdict(_kept(probe)) is not None:
-        return None
-    return TrialChild(probe)
 
 
 def known_faults(probe: Probe) -> tuple[str, ...] | None:
@@ -213,39 +203,27 @@ def _survived(probe: Probe, verdict: LoadTrial) -> LoadTrial:
 
 
 def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> LoadTrial:
-    """Load and test the model in a child with these environment variables; return the verdict."""
-    return TrialChild(probe, **environment).outcome(progress)
-
-
-class TrialChild(Child):
-    """A child process that loads and tests a model. Close it where its outcome is not asked for."""
-
-    def __init__(self, probe: Probe, **environment: str) -> None:
-        """Start it with these variables. Raises EngineFailed if that fails."""
-        eagle3 = probe.eagle3
-        super().__init__(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1", **environment})
-        self.start()
-        self._trial = self.submit(
+    """Load and test the model in a child with these environment variables; return the verdict. `progress` is called
+    with shares from 0 to 1. Raise the EdgeError that loading raised in the child, or as `require_loadable`."""
+    eagle3 = probe.eagle3
+    with closing(Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1", **environment})) as child:
+        child.start()
+        trial = child.submit(
             "try_model", Limits(), path=str(probe.paths[0]), eagle3="" if eagle3 is None else str(eagle3.path),
             size=sum(header.file_size for header in (*probe.headers, *(() if eagle3 is None else eagle3.parts))),
             hardware={name: getattr(probe.hardware, name) for name in TRIED},
             ways={name: getattr(probe, name) for name in ("text_only", "mtp", "embeds", "tests")},
         )  # fmt: skip
-
-    def outcome(self, progress: Callable[[float], None] | None = None) -> LoadTrial:
-        """Wait for its verdict; call `progress` with shares from 0 to 1. Raise the EdgeError that loading raised in the
-        child, or as `require_loadable`."""
-        with closing(self):
-            try:
-                return LoadTrial("", _texts(self._trial.result(progress=progress).value), new=True)
-            except BrokenPipeError:
-                cause = "it exits at once"
-            except ChildFailed as error:
-                cause = error.cause
-            words = self.last_words()
-            if not self._trial.began:
-                raise EngineFailed(f"The process that tries a model does not start: {words or cause}.", AGAIN)
-            return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
+        try:
+            return LoadTrial("", _texts(trial.result(progress=progress).value), new=True)
+        except BrokenPipeError:
+            cause = "it exits at once"
+        except ChildFailed as error:
+            cause = error.cause
+        words = child.last_words()
+        if not trial.began:
+            raise EngineFailed(f"The process that tries a model does not start: {words or cause}.", AGAIN)
+        return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
 
 
 def _texts(found: object) -> tuple[str, ...]:
