@@ -122,12 +122,11 @@ class NextPipeline:
 
 @dataclass(slots=True)
 class _Losses:
-    """The devices that are lost, and why; the losses by device since the last verdict, "" for those of pipelines; and
-    whether stages still send rows to each other: through this process they show which device does not return them."""
+    """The devices that are lost, and why; and the losses by device since the last verdict, "" for those of
+    pipelines."""
 
     why: dict[str, EdgeError] = field(default_factory=dict)
     recent: Counter[str] = field(default_factory=Counter)
-    direct: bool = True
 
     def __str__(self) -> str:
         told = ((name, error.what) for name, error in self.why.items())
@@ -337,7 +336,7 @@ class Mesh:
     def _started(self, shares: Sequence[StageShare]) -> Pipeline:
         """Return a new pipeline over these shares, which begins to load."""
         stages = [(self._devices[share.name].stage_host(), replace(self.work, layers=share.layers)) for share in shares]
-        return Pipeline(stages, direct=self._losses.direct)
+        return Pipeline(stages)
 
     def _discard(self, pipeline: Pipeline, name: str, lost: StageLost) -> None:
         """Close a pipeline that has lost a stage, and count the device at fault, if known, as lost."""
@@ -345,9 +344,8 @@ class Mesh:
         self._longest = max([self._longest, *(len(self._held(slot)) for slot in self._taken)])
         self._pipeline = None
         losses = self._losses
-        losses.direct &= not pipeline.silent
         losses.recent[""] += 1
-        if lost.blamed or (losses.recent[""] > _REVIVALS and not pipeline.silent):
+        if lost.blamed or losses.recent[""] > _REVIVALS:
             losses.why[name] = lost.error
             self.recoveries += 1
 

@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import permutations
 from math import inf
 from pathlib import Path
 from typing import Self
 
-from edgellm.coldstart.costs import Device, TransformerShape, Utilisation, fit_utilisation
+from edgellm.coldstart.costs import Device, Link, TransformerShape, Utilisation, fit_utilisation
 from edgellm.coldstart.problem import Fleet
 from edgellm.engine import ModelFile
 from edgellm.engine.cores import BUSY, CpuWait
@@ -122,8 +123,13 @@ class Survey:
     left_out: tuple[tuple[str, EdgeError], ...]
 
     def fleet(self) -> Fleet:
-        """Return the fleet for the planner."""
-        return Fleet(tuple(self._device(name, speed) for name, speed in self.speeds.items()))
+        """Return the fleet for the planner. Between two other devices, rows pass through this one."""
+        devices = tuple(self._device(name, speed) for name, speed in self.speeds.items())
+        links = {
+            (one.name, two.name): Link(1.0 / (1.0 / one.uplink + 1.0 / two.downlink), one.latency + two.latency)
+            for one, two in permutations(devices, 2) if HERE not in (one.name, two.name)
+        }  # fmt: skip
+        return Fleet(devices, links)
 
     def doubts(self) -> list[str]:
         """Return the figures that are doubtful, each with the reason, and what to do; nothing where none is."""
@@ -135,8 +141,7 @@ class Survey:
         return found
 
     def _device(self, name: str, speed: MeasuredSpeed) -> Device:
-        """Return a device for the planner. Between two other devices, data is taken to pass through the home's network
-        as it does between each of them and this one."""
+        """Return a device for the planner."""
         figures, curve = speed.figures, speed.utilisation
         stored = self.lines.get(name)
         up, down, latency, opening = inf, inf, 0.0, 0.0  # this device's own limits are in the lines

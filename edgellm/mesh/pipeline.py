@@ -70,9 +70,8 @@ class StageHost(Protocol):
     @property
     def name(self) -> str: ...
 
-    def begin(self, work: StageSpec, post: Post, after: "StageHost | None", pipeline: "Pipeline") -> None:
-        """Start the stage of a `pipeline`. `post` is called with every event, from any thread. Rows for the next host,
-        `after`, may be sent to it directly; else they are posted."""
+    def begin(self, work: StageSpec, post: Post, pipeline: "Pipeline") -> None:
+        """Start the stage of a `pipeline`. `post` is called with every event, from any thread."""
 
     def send(self, batch: MicroBatch) -> None: ...
 
@@ -94,7 +93,7 @@ class LocalStageHost:
         self._stage: Stage | None = None
         self._post: Post | None = None
 
-    def begin(self, work: StageSpec, post: Post, after: StageHost | None, pipeline: "Pipeline") -> None:  # noqa: ARG002
+    def begin(self, work: StageSpec, post: Post, pipeline: "Pipeline") -> None:  # noqa: ARG002
         self._post = post
         try:
             self._stage = Stage(work, self._cache, post)
@@ -176,12 +175,10 @@ class StageRecord:
 class Pipeline:
     """Stages that hold a whole model in order. Any number of threads may call `ask`, one at a time per session."""
 
-    def __init__(self, stages: Sequence[tuple[StageHost, StageSpec]], *, direct: bool = True) -> None:
-        """Start all stages. They send rows to each other if `direct`, else through this process."""
+    def __init__(self, stages: Sequence[tuple[StageHost, StageSpec]]) -> None:
+        """Start all stages. Their rows pass through this process, which knows so where they are."""
         self.records = [StageRecord(host, replace(work, stages=len(stages))) for host, work in stages]
         self.lost: tuple[str, StageLost] | None = None
-        self.silent = False  # no answer came, and the device at fault is not known
-        self._direct = direct
         self._open: dict[int, _Asked] = {}  # by the number of each micro-batch
         self._sent = 0  # micro-batches
         self._deadline = Deadline()
@@ -189,8 +186,7 @@ class Pipeline:
         self._lock = threading.Lock()
         self._retired = False
         for at, record in reversed(list(enumerate(self.records))):  # a stage begins before its predecessor sends
-            after = self.records[at + 1].host if direct and at + 1 < len(self.records) else None
-            record.host.begin(record.work, partial(self._on_event, at), after, self)
+            record.host.begin(record.work, partial(self._on_event, at), self)
 
     def ask(
         self, session: int, start: int, ids: Ids, request: VerifyRequest, rows: int = MAX_ROWS
@@ -313,19 +309,16 @@ class Pipeline:
             if not self._open:
                 return False
             batches = next(iter(self._open.values())).batches
-            at = min(at for at, _ in batches.values())  # the first that has not forwarded one, as far as is seen here
+            at = min(at for at, _ in batches.values())  # the first stage that has not forwarded one
         loaded = all(record.whole for record in self.records)
         idle = all(record.host.idle() for record in self.records)
         if self._deadline.passed(len(batches), loaded, idle):
             if not loaded:
                 at = next(at for at, record in enumerate(self.records) if not record.whole)
-            blamed = not self._direct or not loaded or len(self.records) == 1
-            self.silent = not blamed
-            name = self.records[at].host.name if blamed else "one of the devices"
             error = DeviceLost(
                 "it has not answered in time, although it reports progress.", "Check whether it is overloaded."
             )
-            self._record_loss(name, StageLost(error, blamed))
+            self._record_loss(self.records[at].host.name, StageLost(error))
         return True
 
     def _settled(self, number: int) -> _Asked | None:

@@ -21,7 +21,7 @@ from edgellm.services import verification_codec as codec
 from edgellm.spec.protocols import VerifyRequest
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Mesh"]
-HOLDS, WORK, CARRY = (f"/{CONTRACT.full_name}/{name}" for name in ("Holds", "Work", "Carry"))
+HOLDS, WORK = (f"/{CONTRACT.full_name}/{name}" for name in ("Holds", "Work"))
 _F16_MOST = 65_504.0
 _MAX_POSITIONS = 2**20  # positions of all sessions of a stage
 _MAX_TEXT = 500
@@ -41,12 +41,12 @@ def check_engine(version: str, name: str) -> None:
         )
 
 
-def write_work(work: messages.StageSpec, stage: bytes) -> pb.Prepare:
+def write_work(work: messages.StageSpec) -> pb.Prepare:
     return pb.Prepare(
         protocol=PROTOCOL, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start,
         last=work.layers.last, parameters=work.n_params, reproducible=work.reproducible,
         layers=work.n_layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
-        half=work.half, stage=stage, version=VERSION, stages=work.stages, pieces=write_pieces(work.pieces),
+        half=work.half, version=VERSION, stages=work.stages, pieces=write_pieces(work.pieces),
     )  # fmt: skip
 
 
@@ -55,8 +55,8 @@ def read_work(message: pb.Prepare) -> messages.StageSpec:
     coordinator that speaks or computes otherwise; LayersRefused: it names pieces that cannot be."""
     check_version(message.protocol, "the coordinator")
     check_engine(message.version, "The coordinator")
-    if len(message.model) != 32 or len(message.stage) != 16:
-        codec.refuse("The request for a stage has no model, or no name.")
+    if len(message.model) != 32:
+        codec.refuse("The request for a stage has no model.")
     if not (message.first <= message.last < message.layers <= MAX_LAYERS):
         codec.refuse(f"The requested layers {message.first} to {message.last} of {message.layers} are invalid.")
     if not (0 < message.n_embd <= 2**16 and 0 < message.n_vocab <= 2**22 and 0 < message.context <= 2**22):
@@ -107,8 +107,8 @@ def read_micro_batch(message: pb.MeshParcel, work: messages.StageSpec) -> messag
     return messages.MicroBatch(message.session, message.number, message.start, data, request)
 
 
-def write_event(event: messages.Event, half: bool) -> pb.Report | None:
-    """Return a stage's report of an event; None for a loss, which the end of the stream conveys."""
+def write_event(event: messages.Event, half: bool) -> pb.Report:
+    """Return a stage's report of an event. Raise the error of a loss, with which the stream ends."""
     match event:
         case pb.StageLoaded():
             return pb.Report(loaded=event)
@@ -124,8 +124,7 @@ def write_event(event: messages.Event, half: bool) -> pb.Report | None:
             return pb.Report(failed=pb.StageFailed(number=event.number, what=error.what, next_step=error.next_step))
         case pb.StageTimes():
             return pb.Report(times=event)
-        case _:
-            return None
+    raise event.error
 
 
 def read_event(

@@ -64,7 +64,7 @@ def readers() -> list[Reader]:
     """Return all readers of a mesh's messages."""
     warm = VerifyRequest(0, Sampling(0.8, 40, 0.9, 5), 2, NO_IDS, _CHUNK, logits=True)
     ids = MicroBatch(0, 1, 0, np.array([1, 2, 5, 6], np.int32), warm)
-    orders = [mesh_pb2.Order(prepare=write_work(WORK, bytes(16))),
+    orders = [mesh_pb2.Order(prepare=write_work(WORK)),
               mesh_pb2.Order(parcel=write_micro_batch(ids, half=True)),
               mesh_pb2.Order(parcel=write_micro_batch(MicroBatch(1, 2, 8, _ROWS, warm), half=False)),
               mesh_pb2.Order(parcel=write_micro_batch(MicroBatch(1, 2, 8, _ROWS), half=True))]  # fmt: skip
@@ -74,7 +74,7 @@ def readers() -> list[Reader]:
         StageLoaded(layers=3, at=0.5), MicroBatch(1, 2, 8, _ROWS), StageAnswer(NUMBER, verdict, logits),
         Failed(NUMBER, ProtocolError("No.", "Ask again.")), StageTimes(spans=[StageSpan(kind="load", what=1, end=0.5)]),
     ]  # fmt: skip
-    reports = [made for event in events if (made := write_event(event, half=True)) is not None]
+    reports = [write_event(event, half=True) for event in events]
     piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))
     recipe = layers_pb2.Recipe(fingerprint=bytes(32), name="big", architecture="llama", layers=2, pieces=[piece])
     wanted = layers_pb2.PutFrame(wanted=layers_pb2.Wanted(protocol=PROTOCOL, recipe=recipe, pieces=[0]))

@@ -76,12 +76,12 @@ class DeviceStageHost(LocalStageHost):
         super().__init__(device.name, device.cache)
         self._device = device
 
-    def begin(self, work: StageSpec, post: Post, after: StageHost | None, pipeline: Pipeline) -> None:
+    def begin(self, work: StageSpec, post: Post, pipeline: Pipeline) -> None:
         if self._device.lost:
             post(StageLost(DeviceLost("the plug was pulled.", "Put it back.")))
             return
         self._device.posts.append(post)
-        super().begin(work, lambda event: None if self._device.lost else post(event), after, pipeline)
+        super().begin(work, lambda event: None if self._device.lost else post(event), pipeline)
 
     def send(self, batch: MicroBatch) -> None:
         if not self._device.lost:

@@ -83,7 +83,7 @@ def test_a_device_that_is_lost_again_and_again_is_given_up(verifier_cut: Cut) ->
 
     def broken() -> object:
         made = host()
-        made.begin = lambda work, post, after, pipeline: post(StageLost(DeviceLost("it broke.", "")))  # type: ignore[method-assign]
+        made.begin = lambda work, post, pipeline: post(StageLost(DeviceLost("it broke.", "")))  # type: ignore[method-assign]
         return made
 
     device.stage_host = broken  # type: ignore[assignment,method-assign]

@@ -252,7 +252,7 @@ class SilentHost:
     def __init__(self, name: str) -> None:
         self.name, self.sent = name, list[MicroBatch]()
 
-    def begin(self, work: StageSpec, post: Post, after: StageHost | None, pipeline: Pipeline) -> None:
+    def begin(self, work: StageSpec, post: Post, pipeline: Pipeline) -> None:
         self.post = post
 
     def send(self, batch: MicroBatch) -> None:

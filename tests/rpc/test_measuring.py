@@ -1,11 +1,8 @@
-"""Measuring over the link: a device, and the line to it; and whom a device dials for another one."""
+"""Measuring over the link: a device, and the line to it."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +12,6 @@ from edgellm.errors import EdgeError, MeasureFailed, ProtocolError
 from edgellm.rpc import measuring
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.discovery import peer_probe
-from edgellm.rpc.discovery.peer_probe import may_dial, uniform_failure
 from edgellm.rpc.layers import method
 from edgellm.rpc.measuring import DeviceFigures, measure, read_figures, write_figures
 from edgellm.rpc.protos import layers_pb2 as pb
@@ -24,7 +19,6 @@ from edgellm.services.server import listener
 from edgellm.storage.layer_store import LayerStore
 from testkit.network.relay import Network, Relay
 from tests.rpc.layering import taking
-from tests.rpc.strangers import device, known
 
 BLOCKS = Blocks(b"header", 1000, 2, 64)
 FIGURES = DeviceFigures(
@@ -104,37 +98,3 @@ async def test_more_than_can_be_wanted_is_refused(store: LayerStore) -> None:
         await call.write(pb.FlowFrame(want=2**40))
         with pytest.raises(Exception, match="is too large"):
             await call.read()
-
-
-# --- whom a device dials because another one asks ---------------------------------------------------------------------
-
-
-def test_a_device_is_dialled_where_it_is_known_to_be_and_nowhere_else(tmp_path: Path) -> None:
-    places = ("192.168.1.5:50151", "127.0.0.1:7", "desk.local:50151")
-    peer = replace(known(device(tmp_path), "desk"), addresses=tuple(map(Address.parse, places)))
-    elsewhere = (
-        "192.168.1.6:50151", "127.0.0.1:7", "127.0.0.1:22", "[::1]:22", "[::ffff:127.0.0.1]:22", "169.254.169.254:80",
-        "desk.local:50151", "evil.example:443", "localhost:22",
-    )  # fmt: skip
-    for asked in elsewhere:
-        assert not may_dial(peer, Address.parse(asked), local=False), asked
-    assert may_dial(peer, Address.parse("192.168.1.5:50999"), local=False)
-    assert may_dial(peer, Address.parse("127.0.0.1:22"), local=True)
-    assert not may_dial(peer, Address.parse("desk.local:50151"), local=True)
-
-
-async def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    # not `asyncio.sleep` itself: tasks of other tests may still be ending in this process's loop
-    names = {**vars(asyncio), "sleep": sleep}
-    monkeypatch.setattr(peer_probe, "asyncio", SimpleNamespace(**names))
-    for near in (False, True):
-        with pytest.raises(EdgeError, match="One answer"):
-            async with uniform_failure(near, EdgeError("One answer.", "Ask again.")):
-                raise ValueError("refused, or timed out, or no TLS")
-    assert len(slept) == 1
-    assert 0.0 < slept[0] <= peer_probe.FAILED_SECONDS

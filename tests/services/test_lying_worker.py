@@ -129,10 +129,9 @@ def test_the_others_take_over_from_one_that_lies(
         assert says in told[0]
 
 
-def test_who_gives_nothing_back_is_found_where_two_might_be_to_blame(
+def test_who_gives_nothing_back_is_found_among_several(
     verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows first go from one worker to the other, and nobody sees which one keeps them."""
     monkeypatch.setattr(pipeline, "IDLE_SECONDS", 1.5)
     with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as honest:
         monkeypatch.setattr(mesh_service, "Stage", _stage_of({6: "nothing"}))

@@ -71,12 +71,12 @@ def test_events_arrive() -> None:
         else:
             assert got == event
     failed = write_event(Failed(5, InvalidOption("It is bad.", "Mend it.")), True)
-    assert failed is not None
     told = read_event(failed, WORK, lambda _number: None)
     assert isinstance(told, Failed)
     assert (told.number, told.error.what, told.error.next_step) == (5, "It is bad.", "Mend it.")
-    assert write_event(StageLost(EngineFailed("x", "y")), True) is None
-    prepare = mesh_codec.write_work(WORK, bytes(16))
+    with pytest.raises(EngineFailed, match="x"):
+        write_event(StageLost(EngineFailed("x", "y")), True)
+    prepare = mesh_codec.write_work(WORK)
     assert read_work(prepare) == WORK
     prepare.ClearField("stages")  # a coordinator that does not tell
     assert read_work(prepare).stages == 1

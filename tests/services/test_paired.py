@@ -31,7 +31,7 @@ from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client import verifier_client, verifier_selection
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
-from edgellm.services.mesh_codec import CARRY, HOLDS, WORK
+from edgellm.services.mesh_codec import HOLDS, WORK
 from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import Chunk, Ids
@@ -224,7 +224,7 @@ def test_tls_is_used_wherever_it_must_be(tmp_path: Path, monkeypatch: pytest.Mon
 
 STREAM, UNARY = "stream_stream", "unary_unary"
 WORKER = (
-    (HOLDS, UNARY, Right.COMPUTE), (WORK, STREAM, Right.COMPUTE), (CARRY, STREAM, Right.COMPUTE),
+    (HOLDS, UNARY, Right.COMPUTE), (WORK, STREAM, Right.COMPUTE),
     (method("Held"), UNARY, Right.FILES), (method("Put"), STREAM, Right.FILES), (method("Clean"), UNARY, Right.FILES),
     (method("Measure"), "unary_stream", Right.COMPUTE), (method("Flow"), STREAM, Right.COMPUTE),
 )  # fmt: skip

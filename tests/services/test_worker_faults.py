@@ -4,7 +4,7 @@ import asyncio
 import queue
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.mesh_codec import WORK, write_work
-from edgellm.services.server import listener, mesh_service
+from edgellm.services.server import listener
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint
 from tests.mesh.conftest import verifier_cut, whole
@@ -119,7 +119,7 @@ def frames(address: Address, *orders: pb.Order | bytes) -> str:
 
 
 def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifier_cut: Cut) -> None:
-    address, good = workers[0].address, write_work(verifier_cut.work, bytes(16))
+    address, good = workers[0].address, write_work(verifier_cut.work)
 
     def changed(**fields: object) -> pb.Order:
         prepare = pb.Prepare.FromString(good.SerializeToString())
@@ -197,7 +197,7 @@ def test_nothing_is_sent_to_a_worker_that_may_still_refuse(verifier_cut: Cut, mo
     posted: queue.Queue[object] = queue.Queue()
     with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
         host = RemoteDevice(Endpoint("a", worker.address)).stage_host()
-        host.begin(verifier_cut.work, posted.put, None, Pipeline([]))
+        host.begin(verifier_cut.work, posted.put, Pipeline([]))
         for number in range(3):
             host.send(MicroBatch(0, number, 0, PROMPT))
         lost = posted.get(timeout=60)
@@ -222,21 +222,3 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
     finally:
         worker.stop()
         worker.close()
-
-
-def test_a_stage_does_not_dial_where_the_next_device_is_not_known_to_be(
-    host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mesh_service, "CONNECT_SECONDS", 0.2)
-
-    async def met(line_of: Callable[[], mesh_service.StageForwarder]) -> bool:
-        return await line_of().connected()
-
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        door.setblocking(False)
-        prepare = pb.Prepare(next=f"127.0.0.1:{door.getsockname()[1]}", next_device=guest.identity.id.digest)
-        assert not run_in_network_loop(met(lambda: mesh_service.StageForwarder(prepare, host, local=False))).result(30)
-        with pytest.raises(BlockingIOError):
-            door.accept()
-        assert not run_in_network_loop(met(lambda: mesh_service.StageForwarder(prepare, host, local=True))).result(30)
-        door.accept()[0].close()

@@ -12,12 +12,11 @@ import pytest
 from edgellm.coldstart import costs
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
-from edgellm.mesh.messages import MicroBatch, StageAnswer, StageSpec
+from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
-from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.protocols import GenerationState
 from tests.mesh.conftest import verifier_cut, whole
@@ -44,32 +43,7 @@ def test_rows_of_16_bits_give_nearly_the_same(workers: list[WorkerServer], verif
     assert 0.0 < found < 0.05 * np.abs(expected).max()
 
 
-def test_the_stages_are_met_directly_and_rows_do_not_cross_the_coordinator(
-    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passed: list[object] = []
-    happened = Pipeline._on_event
-
-    def watching(self: Pipeline, at: int, event: object) -> None:
-        passed.append(type(event))
-        happened(self, at, event)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Pipeline, "_on_event", watching)
-    verifier = meshed(workers, verifier_cut.work)
-    session = verifier.open(GenerationState())
-    assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
-    verifier.close()
-    assert StageAnswer in passed
-    assert MicroBatch not in passed
-
-
-def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(
-    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def unreachable(_forwarder: mesh_service.StageForwarder) -> bool:
-        return False
-
-    monkeypatch.setattr(mesh_service.StageForwarder, "connected", unreachable)
+def test_workers_hold_a_model_in_order(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
     verifier = meshed(workers, verifier_cut.work)
     assert write(asker(verifier.open(GenerationState())), PROMPT, 6) == whole.text(PROMPT, 6)
     verifier.close()
@@ -129,7 +103,7 @@ def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> N
     cache.gave.clear()
     with WorkerServer(cache, ANYWHERE) as worker:
         host = RemoteDevice(Endpoint("a", worker.address)).stage_host()
-        host.begin(work, lambda _event: None, None, Pipeline([]))
+        host.begin(work, lambda _event: None, Pipeline([]))
         assert cache.asked.wait(60)
         host.close()
         time.sleep(0.3)  # until the worker has heard of it

@@ -1,23 +1,16 @@
-"""Paired devices: which are reachable, which models they offer, and at which addresses they may be dialled.
-
-At another device's request, this device connects only to known addresses of paired devices, so that no caller can scan
-this machine or its networks through it.
-"""
+"""Paired devices: which are reachable, and which models they offer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import grpc.aio
-
 from edgellm.errors import EdgeError, NotPaired, NotPermitted, VerifierUnreachable
-from edgellm.rpc.address import Address, is_ip
+from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, browse
-from edgellm.rpc.trust.handshake import Context, PeerInfo, caller_host, fetch_peer_info
+from edgellm.rpc.trust.handshake import PeerInfo, fetch_peer_info
 from edgellm.rpc.trust.trust import Peer, Trust
 
 T = TypeVar("T")
@@ -133,38 +126,9 @@ def _says_more(answer: object, failure: object) -> bool:
     return isinstance(answer, NotPermitted)
 
 
-FAILED_SECONDS = 4.0  # the duration of every failure, whatever its cause
-
-
-def is_local_caller(context: Context) -> bool:
-    """Return whether the caller is on this machine, where it could dial loopback addresses itself."""
-    return Address(caller_host(context), 0).loopback
-
-
-def may_dial(peer: Peer, address: Address, local: bool) -> bool:
-    """Return whether a paired device may be dialled at an address for a caller that asks for it: at an IP where the
-    device was seen, on any port. Names are not resolved. Loopback is only for `local` callers, and then all of it."""
-    if address.loopback:
-        return local
-    return is_ip(address.host) and any(address.host == known.host for known in peer.addresses)
-
-
 def announced_addresses(peer: Peer, seconds: float) -> list[Address]:
     """Return the addresses that the device announces within `seconds`: it may have moved since it was last seen."""
     hints = browse(
         ServiceKind.DEVICE, chosen_hosts(), seconds, lambda found: any(hint.short == peer.id.short for hint in found)
     )
     return [address for hint in hints if hint.short == peer.id.short for address in hint.addresses]
-
-
-@asynccontextmanager
-async def uniform_failure(local: bool, failure: EdgeError) -> AsyncIterator[None]:
-    """Raise `failure` in place of any error of a connection, FAILED_SECONDS after the `with` began, so that neither the
-    message nor the time reveals the cause. `local` callers need not wait."""
-    deadline = asyncio.get_running_loop().time() + FAILED_SECONDS
-    try:
-        yield
-    except (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError):
-        if not local:
-            await asyncio.sleep(deadline - asyncio.get_running_loop().time())
-        raise failure from None

@@ -75,7 +75,7 @@ class Report(_message.Message):
     def __init__(self, working: _Optional[_Union[_edgellm_pb2.Working, _Mapping]] = ..., loaded: _Optional[_Union[StageLoaded, _Mapping]] = ..., onward: _Optional[_Union[MeshParcel, _Mapping]] = ..., answer: _Optional[_Union[StageAnswer, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "half", "stage", "next", "next_stage", "next_device", "version", "pieces", "parameters", "reproducible", "stages")
+    __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "half", "version", "pieces", "parameters", "reproducible", "stages")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -87,10 +87,6 @@ class Prepare(_message.Message):
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     HALF_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
-    NEXT_FIELD_NUMBER: _ClassVar[int]
-    NEXT_STAGE_FIELD_NUMBER: _ClassVar[int]
-    NEXT_DEVICE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -107,16 +103,12 @@ class Prepare(_message.Message):
     context: int
     sessions: int
     half: bool
-    stage: bytes
-    next: str
-    next_stage: bytes
-    next_device: bytes
     version: str
     pieces: _containers.RepeatedCompositeFieldContainer[_layers_pb2.Piece]
     parameters: int
     reproducible: bool
     stages: int
-    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., name: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., layers: _Optional[int] = ..., n_embd: _Optional[int] = ..., n_vocab: _Optional[int] = ..., context: _Optional[int] = ..., sessions: _Optional[int] = ..., half: _Optional[bool] = ..., stage: _Optional[bytes] = ..., next: _Optional[str] = ..., next_stage: _Optional[bytes] = ..., next_device: _Optional[bytes] = ..., version: _Optional[str] = ..., pieces: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., parameters: _Optional[int] = ..., reproducible: _Optional[bool] = ..., stages: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., name: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., layers: _Optional[int] = ..., n_embd: _Optional[int] = ..., n_vocab: _Optional[int] = ..., context: _Optional[int] = ..., sessions: _Optional[int] = ..., half: _Optional[bool] = ..., version: _Optional[str] = ..., pieces: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., parameters: _Optional[int] = ..., reproducible: _Optional[bool] = ..., stages: _Optional[int] = ...) -> None: ...
 
 class MeshParcel(_message.Message):
     __slots__ = ("session", "number", "start", "ids", "rows", "wide", "ask", "sampling", "logits")
@@ -193,23 +185,3 @@ class StageSpan(_message.Message):
     begin: float
     end: float
     def __init__(self, kind: _Optional[str] = ..., what: _Optional[int] = ..., begin: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...
-
-class Carried(_message.Message):
-    __slots__ = ("meeting", "parcel")
-    MEETING_FIELD_NUMBER: _ClassVar[int]
-    PARCEL_FIELD_NUMBER: _ClassVar[int]
-    meeting: Meeting
-    parcel: MeshParcel
-    def __init__(self, meeting: _Optional[_Union[Meeting, _Mapping]] = ..., parcel: _Optional[_Union[MeshParcel, _Mapping]] = ...) -> None: ...
-
-class Meeting(_message.Message):
-    __slots__ = ("protocol", "stage")
-    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
-    protocol: int
-    stage: bytes
-    def __init__(self, protocol: _Optional[int] = ..., stage: _Optional[bytes] = ...) -> None: ...
-
-class Met(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...

@@ -1,6 +1,5 @@
 """A stage on another device, as the coordinator sees it; and the endpoints of workers by names and addresses."""
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from edgellm.errors import DeviceLost, InvalidOption, LayersRefused, NotPermitte
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.mesh.fleet_profiler import parse_peer
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
-from edgellm.mesh.pipeline import Pipeline, Post, StageHost
+from edgellm.mesh.pipeline import Pipeline, Post
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import probe_peers
@@ -80,7 +79,6 @@ class RemoteStageHost:
     def __init__(self, endpoint: Endpoint, timing: Timing, pieces: Sequence[LayerPiece]) -> None:
         """`pieces`: pieces of the coordinator's own file, with which a worker that lacks the file may compute."""
         self.endpoint, self._pieces = endpoint, tuple(pieces)
-        self.stage = os.urandom(16)
         self._link = ServiceLink(WORK, timing, accepted=True)
         self._half = self._closed = self._reports_idle = False  # half: rows are sent as 16-bit floats
 
@@ -88,19 +86,10 @@ class RemoteStageHost:
     def name(self) -> str:
         return self.endpoint.name
 
-    def begin(self, work: StageSpec, post: Post, after: StageHost | None, pipeline: Pipeline) -> None:
+    def begin(self, work: StageSpec, post: Post, pipeline: Pipeline) -> None:
         self._half = work.half
-        prepare = write_work(replace(work, pieces=self._pieces), self.stage)
-        if isinstance(after, RemoteStageHost) and after.reached_from(self.endpoint):
-            prepare.next, prepare.next_stage = str(after.endpoint.address), after.stage
-            prepare.next_device = b"" if after.endpoint.device is None else after.endpoint.device.digest
-        self._link.post(pb.Order(prepare=prepare))
+        self._link.post(pb.Order(prepare=write_work(replace(work, pieces=self._pieces))))
         run_in_network_loop(self._live(work, post, pipeline))
-
-    def reached_from(self, endpoint: Endpoint) -> bool:
-        """Return whether a worker at `endpoint` may reach this one by the coordinator's address and protocol."""
-        mine = self.endpoint
-        return mine.address.loopback == endpoint.address.loopback and (mine.trust is None) == (endpoint.trust is None)
 
     def send(self, batch: MicroBatch) -> None:
         self._link.post(pb.Order(parcel=write_micro_batch(batch, self._half)))

@@ -1,104 +1,33 @@
-"""The worker's side of `mesh.proto`: a stage for each coordinator that asks, and the stream to the next stage."""
+"""The worker's side of `mesh.proto`: a stage for each coordinator that asks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-
-import grpc.aio
 
 from edgellm.engine.native import VERSION
 from edgellm.errors import SAME_VERSION, EdgeError, LayersMissing, ProtocolError
 from edgellm.mesh.layer_sources import StoredLayers
-from edgellm.mesh.messages import Event, Failed, MicroBatch, StageLost, StageSpec
+from edgellm.mesh.messages import Event, Failed, StageSpec
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
-from edgellm.rpc.discovery.peer_probe import is_local_caller, may_dial, uniform_failure
 from edgellm.rpc.layers import read_pieces, write_pieces
 from edgellm.rpc.protos import PROTOCOL, parse_message
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.trust.handshake import AuthInterceptor, dial
-from edgellm.rpc.trust.identity import DeviceID
-from edgellm.rpc.trust.trust import Right, Trust
+from edgellm.rpc.trust.handshake import AuthInterceptor
+from edgellm.rpc.trust.trust import Right
 from edgellm.services import mesh_codec
 from edgellm.services.server import listener
 from edgellm.sleeping import AWAKE
 from edgellm.storage.layer_pieces import LayerPiece
 
-CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
-MEET_SECONDS = 10.0  # the preceding stage's wait until the coordinator has prepared this one
-_INDIRECT = "The coordinator forwards micro-batches."
-
 
 class StageEnded(EdgeError):
-    """A stage ends, and its device is not at fault: it is not used, or the next stage cannot be reached."""
+    """A stage ends because it is not used; its device is not at fault."""
 
     rpc_status = "ABORTED"
-
-
-class StageForwarder:
-    """Sends micro-batches to the next stage, which `prepare` names. It connects in the background."""
-
-    def __init__(self, prepare: pb.Prepare, trust: Trust | None, local: bool) -> None:
-        """`local`: the coordinator is on this machine, so the next stage may be on loopback."""
-        self._prepare, self._trust, self._local = prepare, trust, local
-        self._channel: grpc.aio.Channel | None = None
-        self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
-        self._connecting = asyncio.create_task(self._connect())
-
-    async def connected(self) -> bool:
-        return await asyncio.shield(self._connecting)
-
-    async def send(self, batch: pb.MeshParcel) -> None:
-        """Send a micro-batch to the next stage. Raise StageEnded."""
-        try:
-            if self._call is not None:
-                await self._call.write(pb.Carried(parcel=batch).SerializeToString())
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raise StageEnded(
-                f"The connection to the next stage at {self._prepare.next} was lost.", "Prepare the stage again."
-            ) from None
-
-    def close(self) -> None:
-        """Cancel the stream, and close the channel in the background."""
-        self._connecting.cancel()
-        if self._call is not None:
-            self._call.cancel()
-        if self._channel is not None:
-            self._closing = asyncio.ensure_future(self._channel.close(None))
-
-    async def _connect(self) -> bool:
-        unreachable = StageEnded("The next stage cannot be reached.", _INDIRECT)
-        with suppress(EdgeError):
-            address = self._address()
-            hidden = uniform_failure(self._local or self._trust is None, unreachable)
-            async with hidden, asyncio.timeout(CONNECT_SECONDS):
-                device = DeviceID(self._prepare.next_device) if self._prepare.next_device else None
-                self._channel = await dial(address, self._trust, device)
-                call = self._channel.stream_stream(mesh_codec.CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to
-                meeting = pb.Meeting(protocol=self._prepare.protocol, stage=self._prepare.next_stage)
-                await call.write(pb.Carried(meeting=meeting).SerializeToString())
-                if isinstance(await call.read(), bytes):
-                    self._call = call
-                    return True
-                raise unreachable
-        if self._channel is not None:
-            channel, self._channel = self._channel, None
-            with suppress(grpc.aio.AioRpcError):
-                await channel.close(None)
-        return False
-
-    def _address(self) -> Address:
-        """Return the address of the next stage. Raises StageEnded: this device does not know it to be there."""
-        asked, device = Address.parse(self._prepare.next), bytes(self._prepare.next_device)
-        peers = [] if self._trust is None else self._trust.peers.all()
-        known = (may_dial(peer, asked, self._local) for peer in peers if not device or peer.id.digest == device)
-        if self._trust is None or any(known):
-            return asked
-        raise StageEnded(f"No paired device is known at {asked}.", _INDIRECT)
 
 
 @dataclass(slots=True, eq=False)
@@ -128,14 +57,12 @@ class WorkerService(listener.Service):
     contract, right, over = mesh_codec.CONTRACT, Right.COMPUTE, "A stage has ended"
 
     def __init__(
-        self, cache: WeightCache, notify: listener.Notify, guard: AuthInterceptor | None, trust: Trust | None,
+        self, cache: WeightCache, notify: listener.Notify, guard: AuthInterceptor | None,
         stored: StoredLayers | None = None,
     ) -> None:  # fmt: skip
         """`stored` are the `cache`'s layers that other devices uploaded."""
         super().__init__(notify, guard)
-        self._cache, self._stored, self._trust = cache, stored, trust
-        self._stages: dict[bytes, _ServedStage] = {}
-        self._changed = asyncio.Condition()
+        self._cache, self._stored = cache, stored
 
     async def holds(self, data: bytes, _context: listener.Stream) -> pb.HoldsReply:
         request = parse_message(pb.HoldsRequest, data)
@@ -173,8 +100,7 @@ class WorkerService(listener.Service):
         first = await listener.next_message(stream, pb.Order)
         if first is None or first.WhichOneof("order") != "prepare":
             raise ProtocolError("The first order is not Prepare.", SAME_VERSION)
-        prepare, work = first.prepare, mesh_codec.read_work(first.prepare)
-        loop = asyncio.get_running_loop()
+        work, loop = mesh_codec.read_work(first.prepare), asyncio.get_running_loop()
         out: asyncio.Queue[Event] = asyncio.Queue()
 
         def post(event: Event) -> None:
@@ -183,50 +109,13 @@ class WorkerService(listener.Service):
 
         what = f"{work.layers.named} of {work.name}"
         stage = await listener.in_thread(lambda: self._stage(work, post), undo=lambda made: made.close())
-        served, forwarder = _ServedStage(stage, out), None
+        served = _ServedStage(stage, out)
         try:
             self._notify(f"Loading {what} for {stream.peer()}.")
-            if prepare.next and not work.ends:
-                forwarder = StageForwarder(prepare, self._trust, is_local_caller(stream))
             stage.start()
-            async with self._registered(prepare.stage, served):
-                await first_of(
-                    self._orders(served, stream), self._reports(served, forwarder, stream), self._beats(served, stream)
-                )
+            await first_of(self._orders(served, stream), self._reports(served, stream), self._beats(served, stream))
         finally:
-            if forwarder is not None:
-                forwarder.close()
             await self.released(what, stage.close)
-
-    async def carry(self, _parcels: Any, stream: listener.Stream) -> None:
-        first = await listener.next_message(stream, pb.Carried)
-        if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != PROTOCOL:
-            raise ProtocolError("The first parcel is not a Meeting.", SAME_VERSION)
-        served = await self._served(first.meeting.stage)
-        await stream.write(pb.Met().SerializeToString())
-        while (frame := await listener.next_message(stream, pb.Carried)) is not None:
-            served.put(frame.parcel)
-
-    async def _served(self, name: bytes) -> _ServedStage:
-        """Return the stage of this name, once its coordinator has prepared it."""
-        try:
-            async with asyncio.timeout(MEET_SECONDS), self._changed:
-                await self._changed.wait_for(lambda: name in self._stages)
-        except TimeoutError:
-            raise ProtocolError("No such stage is prepared on this device.", SAME_VERSION) from None
-        return self._stages[name]
-
-    @asynccontextmanager
-    async def _registered(self, name: bytes, served: _ServedStage) -> AsyncIterator[None]:
-        if name in self._stages:
-            raise ProtocolError("The stage was prepared twice.", SAME_VERSION)
-        async with self._changed:
-            self._stages[name] = served
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            self._stages.pop(name, None)
 
     async def _orders(self, served: _ServedStage, stream: listener.Stream) -> None:
         while (order := await listener.next_message(stream, pb.Order)) is not None:
@@ -240,17 +129,11 @@ class WorkerService(listener.Service):
                 case _:
                     raise ProtocolError("The stage was prepared twice, or an order is empty.", SAME_VERSION)
 
-    async def _reports(self, served: _ServedStage, forwarder: StageForwarder | None, stream: listener.Stream) -> None:
-        """Send the stage's events: rows to the next stage if it can be reached, all else to the coordinator."""
+    async def _reports(self, served: _ServedStage, stream: listener.Stream) -> None:
+        """Send the stage's events."""
         half = served.stage.work.half
         while True:
-            event = await served.out.get()
-            if isinstance(event, StageLost):
-                raise event.error
-            if isinstance(event, MicroBatch) and forwarder is not None and await forwarder.connected():
-                await forwarder.send(mesh_codec.write_micro_batch(event, half))
-            elif (report := mesh_codec.write_event(event, half)) is not None:
-                await served.report(stream, report)
+            await served.report(stream, mesh_codec.write_event(await served.out.get(), half))
 
     async def _beats(self, served: _ServedStage, stream: listener.Stream) -> None:
         """Send heartbeats, as long as the stage is used."""

@@ -212,7 +212,7 @@ class WorkerServer(Listener):
         super().__init__(address, trust, on_event)
         self.cache = cache
         self._tidying: asyncio.Task[None] | None = None
-        self.services = [WorkerService(cache, self._notify, self.guard, trust, stored)]
+        self.services = [WorkerService(cache, self._notify, self.guard, stored)]
         self.services += [make(cache, self._notify, self.guard) for make in more]
         if stored is not None:
             measurer = partial(measure_device, folder=stored.store.root, unit=cache.unit, memory=cache.available)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import tempfile
 import time
 from contextlib import suppress
@@ -21,11 +20,9 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import StageSpec
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.discovery.interfaces import own_hosts
 from edgellm.rpc.layers import RateLimiter, upload
 from edgellm.rpc.protos import mesh_pb2
 from edgellm.rpc.trust.handshake import connect_authenticated
-from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.storage import fingerprint, resolve
@@ -79,7 +76,7 @@ async def _compute(home: Home, events: list[float]) -> None:
     work = _work(range(6), 256)
     async with (await connect_authenticated(Address(home.host, home.port), home.attacker))[0] as channel:
         call: Any = channel.stream_stream(WORK)()  # type: ignore[call-arg]
-        prepare = write_work(work, os.urandom(16))
+        prepare = write_work(work)
         await call.write(mesh_pb2.Order(prepare=prepare).SerializeToString())
         for number in range(1, 10**6):
             batch = mesh_pb2.MeshParcel(session=0, number=number, start=0, ids=[5, 6, 7])
@@ -99,40 +96,6 @@ def _work(layers: range, context: int) -> StageSpec:
     return StageSpec(fingerprint(model), "v", LayerRange(layers[0], layers[-1] + 1), 12, 192, vocabulary, context, 1)
 
 
-def scan(_quick: bool) -> Found:
-    """Have a worker dial programs on its own machine, and addresses that the named device does not have."""
-    hosts = [host for host in own_hosts() if not host.startswith("127.") and ":" not in host]
-    if not hosts:
-        return Found(0)
-    wrong = list[str]()
-    with household("compute", "-m", MODEL, host=hosts[0]) as home, socket.create_server(("127.0.0.1", 0)) as door:
-        door.setblocking(False)
-        open_port = door.getsockname()[1]
-        addresses = [f"127.0.0.1:{open_port}", "127.0.0.1:1", f"[::1]:{open_port}", f"[::ffff:127.0.0.1]:{open_port}",
-                 f"localhost.:{open_port}", f"0.0.0.0:{open_port}", "198.51.100.7:80", "2130706433:80"]  # fmt: skip
-
-        async def ask(text: str) -> None:
-            async with (await connect_authenticated(Address(home.host, home.port), home.attacker))[0] as channel:
-                call: Any = channel.stream_stream(WORK)()  # type: ignore[call-arg]
-                prepare = write_work(work, os.urandom(16))
-                prepare.next, prepare.next_stage, prepare.next_device = text, os.urandom(16), owner.digest
-                await call.write(mesh_pb2.Order(prepare=prepare).SerializeToString())
-                until = time.monotonic() + 1.0
-                with suppress(grpc.aio.AioRpcError):
-                    while time.monotonic() < until and isinstance(await call.read(), bytes):
-                        pass
-                call.cancel()
-
-        work = _work(range(6), 256)
-        owner: DeviceID = home.owner.identity.id
-        for text in addresses:
-            run_in_network_loop(ask(text)).result(60)
-            with suppress(BlockingIOError):
-                door.accept()
-                wrong.append(f"{text} was dialled")
-    return Found(len(addresses), tuple(wrong))
-
-
 def memory(quick: bool) -> Found:
     """Have a worker allocate as many positions as can be requested, again and again."""
     rounds, wrong = 3 if quick else 20, list[str]()
@@ -143,7 +106,7 @@ def memory(quick: bool) -> Found:
             work = _work(range(12), 2**20)
             channel = (await connect_authenticated(Address(home.host, home.port), home.attacker))[0]
             call: Any = channel.stream_stream(WORK)()  # type: ignore[call-arg]
-            prepare = write_work(work, os.urandom(16))
+            prepare = write_work(work)
             await call.write(mesh_pb2.Order(prepare=prepare).SerializeToString())
             calls.append((channel, call))
 
@@ -187,7 +150,6 @@ def links(_quick: bool) -> Found:
 
 ATTACKS = (
     Attack("rights-revoked", "a right is taken away while layers arrive and while tokens are computed", revoked),
-    Attack("compute-scan", "a device with `compute` has a worker dial its own machine and other networks", scan),
     Attack("compute-memory", "a device with `compute` repeatedly requests a million positions", memory),
     Attack("store-links", "links to a user's files at the paths that a store of layers writes", links),
 )
