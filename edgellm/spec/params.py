@@ -121,7 +121,7 @@ _NUMBERS = {
     ),
     "frequency_penalty": _PENALTY, "presence_penalty": _PENALTY,
     **dict.fromkeys(
-        ("min_p", "confidence_threshold", "exit_threshold", "budget"), (0.0, 1.0, "a number from 0 to 1, such as 0.2")
+        ("min_p", "exit_threshold", "budget"), (0.0, 1.0, "a number from 0 to 1, such as 0.2")
     ),
     "logprobs": (0, MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"),
 }  # fmt: skip
@@ -176,7 +176,6 @@ class ReplyOptions:
         True,
         "With a budget: where the draft model is unsure, draft the token that followed the same words in the context.",
     )
-    confidence_threshold: float = 0.8  # c_th of the confidence gate without a budget
     gamma: int | None = None
     """Drafted tokens in a chunk, at most; None: the profile's under a budget, else what pays. With `retrieval` off, a
     given number together with the gate `always` drafts in each round, whether that pays or not."""
@@ -275,7 +274,7 @@ class ReplyOptions:
                 "With a custom drafter, leave the budget out or give a custom gate as well.",
             )
         if self.budget is None:
-            if kind is not None and kind.chances and self.gate != "confidence":
+            if kind is not None and kind.chances:
                 raise InvalidOption(f"The gate {self.gate} needs a budget.", "Give one, such as 0.2.")
             return
         if kind is None or kind.stands_for not in (None, self.budget):

@@ -69,7 +69,7 @@ def test_they_are_the_writers_own(writer: tuple[LLM, Path], temperature: float) 
     ("options", "says"),
     [
         ({"budget": 0.3}, "logprobs are not available"), ({"gate": "never"}, "logprobs are not available"),
-        ({"gate": "confidence"}, "logprobs are not available"), ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
         ({"logprobs": 21}, "logprobs"), ({"stop": ("",)}, "stop"), ({"stop": ("a",) * 17}, "stop"),
     ],
     ids=str,

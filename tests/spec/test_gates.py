@@ -76,7 +76,7 @@ def test_p_conf_is_the_papers_equation(c: float, c_th: float, expected: float) -
 
 def test_the_share_of_chunks_offloaded_is_p_conf_and_the_draws_can_be_repeated() -> None:
     def offloaded(seed: int) -> list[bool]:
-        gate = rules.Rule(rules.below(0.6), seed)
+        gate = rules.Rule(lambda confidence, _: p_conf(confidence, 0.6), seed)
         return [gate.judge(of(0.75, 0.85, 0.95), written).offload for written in range(4000)]
 
     assert np.mean(offloaded(3)) == pytest.approx(p_conf(0.85, 0.6), abs=0.03)

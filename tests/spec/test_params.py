@@ -21,7 +21,7 @@ from testkit.gguf.changed import with_entries, with_sampling
     [
         ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")), ("top_p", 0.0),
         ("top_p", 1.5), ("top_p", float("nan")), ("top_k", -1), ("top_k", 2.5), ("max_tokens", 0), ("max_tokens", True),
-        ("gamma", 0), ("seed", -1), ("gate", "sometimes"), ("confidence_threshold", 1.1),
+        ("gamma", 0), ("seed", -1), ("gate", "sometimes"),
         ("budget", 1.2), ("budget", -0.1), ("budget", float("nan")), ("exit_threshold", 2.0),
     ],
 )  # fmt: skip
@@ -32,7 +32,7 @@ def test_an_option_that_cannot_be_meant_is_named_with_its_value(option: str, bad
     assert option in caught.value.what or option == "gate"
 
 
-@pytest.mark.parametrize("gate", sorted(set(GATES) - {"auto", "confidence", "always", "never"}))
+@pytest.mark.parametrize("gate", sorted(set(GATES) - {"auto", "always", "never"}))
 def test_a_gate_that_means_nothing_without_a_budget_is_refused(gate: str) -> None:
     with pytest.raises(InvalidOption, match=f"{gate} needs a budget"):
         ReplyOptions(gate=gate)

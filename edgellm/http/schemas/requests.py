@@ -119,23 +119,21 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
         """Return `defaults`, changed by this request's parameters. Raises ApiError where they contradict each other."""
 
     def _options(self, defaults: ReplyOptions, context_length: int, most: int | None, **more: Any) -> ReplyOptions:
-        """Return `defaults`, changed by the common parameters, `more` options and the longest reply."""
+        """Return `defaults`, changed by the parameters that have an option's name, `more` options and the longest
+        reply."""
         if self.stream_options is not None and not self.stream:
             raise invalid_request(
                 "stream_options is given, but stream is not true. Set stream to true, or leave stream_options out.",
                 "stream_options",
             )
-        return replace(
-            defaults, **self.sampling() | {
-                "seed": None if self.seed in (None, -1) else self.seed & (2**64 - 1),
-                "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            },
-            max_tokens=most or context_length, max_total=most, frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty, json_schema=self.reply_schema(),
-            logit_bias={int(token): amount for token, amount in self.logit_bias.items()},
-            budget=self.budget, gate=self.gate,
-            retrieval=self.retrieval if self.retrieval != "auto" else defaults.retrieval, **more,
-        )  # fmt: skip
+        given = {name: getattr(self, name) for name in type(self).model_fields if hasattr(defaults, name)} | {
+            "seed": None if self.seed in (None, -1) else self.seed & (2**64 - 1),
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "max_tokens": most or context_length, "max_total": most, "json_schema": self.reply_schema(),
+            "logit_bias": {int(token): amount for token, amount in self.logit_bias.items()},
+            "retrieval": self.retrieval if self.retrieval != "auto" else defaults.retrieval,
+        }  # fmt: skip
+        return replace(defaults, **given | more)
 
     @abstractmethod
     def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
@@ -332,7 +330,7 @@ class ChatRequest(GenerationRequest):
             defaults, context_length, self._max_tokens(), logprobs=self._logprobs(), think=think,
             template_args=arguments | self.chat_template_kwargs,
             tools=tuple(one.model_dump(exclude_unset=True) for one in self._callable()),
-            tool_choice=self._choice(), truncation=self.truncation,
+            tool_choice=self._choice(),
         )  # fmt: skip
 
     def reply_schema(self) -> str | None:

@@ -81,11 +81,7 @@ def by_confidence(profile: Profile, share: float) -> Chances:
     """Return Synera's coarse filter (section 4.2), which verifies this share, in (0, 1), of chunks like the profiled
     ones: confident chunks stay here, the others go with probability P_conf."""
     known = np.array(profile.alone.confidence)
-    return below(1.0 - solve(lambda doubt: float(p_conf(known, 1.0 - doubt).mean()), share, 0.0, 1.0))
-
-
-def below(c_th: float) -> Chances:
-    """Return the coarse filter that always verifies a chunk whose mean confidence is not above `c_th`."""
+    c_th = 1.0 - solve(lambda doubt: float(p_conf(known, 1.0 - doubt).mean()), share, 0.0, 1.0)
     return lambda confidence, _: p_conf(confidence, c_th)
 
 
@@ -212,9 +208,6 @@ def choose(
     if not isinstance(gate, str):
         return GateChoice(gate, "a custom gate", gamma, controller)
     if budget is None and (budget := GATES[gate].stands_for) is None:
-        if gate == "confidence":
-            threshold = Rule(below(options.confidence_threshold), seed)
-            return GateChoice(threshold, "a confidence threshold without a budget", gamma, controller)
         return GateChoice(AlwaysGate(), "no budget is given, so everything is verified", gamma, controller)
     if budget == 0.0:
         return GateChoice(NeverGate(), "nothing is verified, as requested", gamma)
