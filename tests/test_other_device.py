@@ -61,7 +61,7 @@ GROUPS = {
     ),
     "pairs": Group(
         (
-            "llm/test_architectures.py", "llm/test_lossless.py", "llm/test_ngram_runtime.py", "llm/test_speculators.py",
+            "llm/test_architectures.py", "llm/test_lossless.py", "llm/test_drafting.py", "llm/test_speculators.py",
         ),
         without=(
             "says_whether", "slow_device", "curve_of_heads",

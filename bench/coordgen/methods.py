@@ -7,7 +7,7 @@ import numpy as np
 
 from bench.coordgen.tasks import Reply
 from edgellm.engine import Model
-from edgellm.llm.ngram_runtime import continues_word
+from edgellm.llm.drafting import continues_word
 from edgellm.llm.reply import MAX_MODEL_DRAFT
 from edgellm.spec.drafters.model import HybridDrafter, ModelDrafter
 from edgellm.spec.drafting.acceptance import EvidenceAcceptance

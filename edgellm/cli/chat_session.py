@@ -1,4 +1,4 @@
-"""A conversation: its messages, context, stored copy next reply and models. Only warnings are printed."""
+"""A conversation: its messages, context, stored copy, next reply and models. Only warnings are printed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, PairOptions
 from edgellm.cli.views.console import announce, counted, say
-from edgellm.cli.views.progress import Loading, download
+from edgellm.cli.views.progress import ProgressBar, download
 from edgellm.engine import Message
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong, size
 from edgellm.llm import AUTO, LLM, compose
@@ -281,7 +281,7 @@ class ChatPairOpener:
 
     def open(self, draft: str, verifier: str, peers: Sequence[str] = (), profile: Path | None = None) -> LLM:
         """Open a pair, whose names stand for themselves."""
-        with Loading() as loading:
+        with ProgressBar() as loading:
             pair = LLM.open(
                 draft, verifier, profile=profile, progress=loading, peers=peers,
                 history=self.history, hardware=self.hardware.of(VERIFIER), draft_hardware=self.hardware.of(DRAFT),
@@ -300,7 +300,7 @@ class ChatPairOpener:
             failed.push(pair)
             pair.prompts.check(self.options)
             if self.options.needs_profile:
-                with Loading("hashing") as hashing:
+                with ProgressBar("hashing") as hashing:
                     pair.hash_models(hashing)
             failed.pop_all()
         try:

@@ -26,7 +26,7 @@ from edgellm.cli.options import (
 )
 from edgellm.cli.server_options import HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
 from edgellm.cli.views.console import announce, print_event, say
-from edgellm.cli.views.progress import Loading
+from edgellm.cli.views.progress import ProgressBar
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.errors import EdgeError, InvalidOption, size
@@ -80,7 +80,7 @@ def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> Non
     if models.mesh is not None:
         served = _over_devices(replace(asked, models=models))
     else:
-        with Loading() as loading:
+        with ProgressBar() as loading:
             pair = LLM.open(
                 models.draft, models.verifier, progress=loading, peers=models.peer, hardware=defaults.hardware,
                 draft_hardware=defaults.draft_hardware, upstream=models.upstream(), replies=asked.at_once,
@@ -130,7 +130,7 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
     link, head = asked.link, _eagle3(ctx, asked.models.draft)
     verifier = with_default_pair(PairOptions("none", asked.served.only_model or DEFAULT)).verifier
     path = resolve(verifier)
-    with Loading() as loading, Loading("hashing") as hashing, Loading("measuring") as measuring:
+    with ProgressBar() as loading, ProgressBar("hashing") as hashing, ProgressBar("measuring") as measuring:
 
         def measured(loaded: Model) -> CostCurve:
             file_hash = FileHash(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from edgellm.engine import llama_api, native
-from edgellm.engine.chat.template import Template
+from edgellm.engine.chat.template import TemplateRenderer
 from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.memory import output_rows
 from edgellm.engine.gguf.reader import ModelFile
@@ -27,7 +27,7 @@ from edgellm.engine.kv.kv_cache import snapshots_that_fit
 from edgellm.engine.kv.row_padding import MOST_PADDING, Padding
 from edgellm.engine.llama_api import OpenSpec
 from edgellm.engine.native import lib
-from edgellm.engine.text_model import TextModel, template_of
+from edgellm.engine.text_model import TextModel, renderer_of
 from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, require_loadable
 from edgellm.errors import SAME_VERSION, InvalidOption, ModelUnsupported
 
@@ -67,11 +67,11 @@ class Model(TextModel):
     """
 
     def __init__(
-        self, file: ModelFile, owned: native.Owned, template: Template | None, spec: LoadSpec, faults: Sequence[str],
-        speculator: "SpeculatorModel | None" = None,
+        self, file: ModelFile, owned: native.Owned, renderer: TemplateRenderer | None, spec: LoadSpec,
+        faults: Sequence[str], speculator: "SpeculatorModel | None" = None,
     ) -> None:  # fmt: skip
         """Set up a model that `load` has loaded; not for other callers."""
-        super().__init__(file, owned, template)
+        super().__init__(file, owned, renderer)
         self.spec = spec
         self.faults = frozenset(faults)
         """Failed trials of `engine.trial.self_test`: what llama.cpp computes wrongly is avoided."""
@@ -146,10 +146,10 @@ class Model(TextModel):
         if faults is None:
             verdict = require_loadable(asked, _half(progress, 0.0))
             faults, progress = verdict.faults, _half(progress, 0.5) if verdict.new else progress
-        template = template_of(file)
+        renderer = renderer_of(file)
         try:
-            if spec.chat and template is not None:
-                template.start()
+            if spec.chat and renderer is not None:
+                renderer.start()
             mtp = spec.speculates and asked.mtp and MTP not in faults
             owned = llama_api.load_model(file.path, spec.hardware, spec.text_only, progress, dry=spec.dry, mtp=mtp)
             if lib.llama_model_has_encoder(owned.pointer) or not lib.llama_model_has_decoder(owned.pointer):
@@ -159,10 +159,10 @@ class Model(TextModel):
                 speculator = speculator_module(MTP).loaded(owned, file.header.architecture)
             elif spec.speculates and spec.eagle3 is not None and EAGLE3 not in faults:
                 speculator = speculator_module(EAGLE3).loaded(spec.eagle3, file, spec.hardware, dry=spec.dry)
-            return cls(file, owned, template, spec, faults, speculator)
+            return cls(file, owned, renderer, spec, faults, speculator)
         except BaseException:
-            if template is not None:
-                template.close()
+            if renderer is not None:
+                renderer.close()
             raise
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.chat.prompt import ChatTemplate, ThinkingMarkup, find_markup
-from edgellm.engine.chat.template import Message, Template
+from edgellm.engine.chat.template import Message, TemplateRenderer
 from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.native import ShouldStop, lib, never
@@ -34,8 +34,8 @@ _is_eog = native.bind_nonblocking(lib.llama_vocab_is_eog, _FLAG, _POINTER, _INT)
 class TextModel:
     """A loaded vocabulary and chat template."""
 
-    def __init__(self, file: ModelFile, owned: native.Owned, template: Template | None) -> None:
-        """Set up over a native model, loaded from `file`, and the chat template of the file."""
+    def __init__(self, file: ModelFile, owned: native.Owned, renderer: TemplateRenderer | None) -> None:
+        """Set up over a native model, loaded from `file`, and the renderer of the file's chat template."""
         self.file = file
         self._owned: native.Owned | None = owned
         self._vocab = lib.llama_model_get_vocab(owned.pointer)
@@ -48,7 +48,7 @@ class TextModel:
             self._vocab, self.path, str(described.get("tokenizer.ggml.model", "")),
             str(described.get("tokenizer.ggml.pre", "default")), lambda: self.vocabulary.pieces,
         )  # fmt: skip
-        self._template = template
+        self._renderer = renderer
 
     @property
     def path(self) -> Path:
@@ -184,23 +184,23 @@ class TextModel:
     @property
     def chat_template_source(self) -> str:
         """The source of the chat template; empty without one."""
-        return "" if self._template is None else self._template.source
+        return "" if self._renderer is None else self._renderer.source
 
     def use_chat_template(self, source: str, model: str) -> None:
         """Render conversations by `source` from now on: the chat template of `model`, the verifier."""
         if source == self.chat_template_source:
             return
-        if self._template is not None:
-            self._template.close()
-        self._template = Template(source, model)
-        self._template.start()
+        if self._renderer is not None:
+            self._renderer.close()
+        self._renderer = TemplateRenderer(source, model)
+        self._renderer.start()
         for known in ("template", "thinking"):
             vars(self).pop(known, None)
 
     @property
     def describes_tools(self) -> bool:
         """Return whether the chat template describes tools to the model; False without a template."""
-        return self._template is not None and self.template.describes_tools
+        return self._renderer is not None and self.template.describes_tools
 
     @cached_property
     def thinking(self) -> ThinkingMarkup | None:
@@ -223,18 +223,18 @@ class TextModel:
         """Release the native model; open contexts keep it alive until they are closed."""
         self._owned = None
         self._tokenizer.close()
-        if self._template is not None:
-            self._template.close()
+        if self._renderer is not None:
+            self._renderer.close()
 
     @cached_property
     def template(self) -> ChatTemplate:
         """The chat template. Raises ModelUnsupported: the model has none, or no vocabulary."""
         self._check_vocabulary()
-        if self._template is None:
+        if self._renderer is None:
             hint = "Use an instruction-tuned model; this one only continues texts, as at /v1/completions."
             raise ModelUnsupported(f"{self.name} has no chat template.", hint)
         bos, eos = (self._special_text(f(self._vocab)) for f in (lib.llama_vocab_bos, lib.llama_vocab_eos))
-        return ChatTemplate(self._template, self, bos, eos)
+        return ChatTemplate(self._renderer, self, bos, eos)
 
     def check_length(self, text: str, most: int | None) -> None:
         """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
@@ -260,7 +260,7 @@ class TextModel:
             size = -n
 
 
-def template_of(file: ModelFile) -> Template | None:
-    """Return the chat template of a file, None without one."""
+def renderer_of(file: ModelFile) -> TemplateRenderer | None:
+    """Return the renderer of a file's chat template, None without one."""
     source = str(file.header.metadata.get("tokenizer.chat_template") or "")
-    return Template(source, file.name) if source else None
+    return TemplateRenderer(source, file.name) if source else None

@@ -14,6 +14,7 @@ from edgellm.engine.memory_fit import Placed, place_model, positions
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption
 from edgellm.llm.cost_curves import IdleWork, ModelCurve
+from edgellm.llm.drafting import Drafting
 from edgellm.llm.model_loading import (
     EngineConfig,
     OpenedVerifier,
@@ -27,7 +28,6 @@ from edgellm.llm.model_loading import (
     place_pair,
     remote_verifier,
 )  # fmt: skip
-from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.params import mechanism
@@ -132,7 +132,7 @@ class PairEngine:
     text: Model
     context: int
     verifier: Verifier | None
-    retrieval: NgramRuntime
+    drafting: Drafting
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         """Set up an engine without models: `open` loads them, or `load`, `own` and `attach` do."""
@@ -259,7 +259,7 @@ class PairEngine:
         curve = None
         if not self.linked:
             curve = ModelCurve(text, config.threads, idle.file_hash(text.path), idle, history=config.history)
-        self.retrieval = self.own(NgramRuntime(text, partial(self._verifier_of, text, self.context), curve))
+        self.drafting = self.own(Drafting(text, partial(self._verifier_of, text, self.context), curve))
         self.own(idle)  # Idle work must end before the models are closed.
         if curve is not None:
             idle.rest()  # A command's only question follows at once.

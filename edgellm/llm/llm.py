@@ -158,7 +158,7 @@ class LLM:
     def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
         """Add past questions and replies, the oldest first, to retrieve drafts from. They stay in this process. The
         pair's own replies are added anyway."""
-        self.engine.retrieval.remember(conversations)
+        self.engine.drafting.remember(conversations)
 
     def forget_prompts(self) -> None:
         """Delete saved prompts, and do not save what models have read so far: the user took some of it back. Prompts
@@ -170,7 +170,7 @@ class LLM:
         The first call measures it within seconds, also for later processes."""
         self._check_open()
         with self.engine.idle.suspended():
-            return self.engine.retrieval.measure()
+            return self.engine.drafting.measure()
 
     def wait_until_measured(self) -> None:
         """Wait for the measuring and hashing in the background."""

@@ -77,7 +77,7 @@ class ReplyPlan:
 
 
 def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | None = None) -> ReplyPlan:
-    """Return the plan of a reply by this pair. Its `copies` are the reply's until `NgramRuntime.end`."""
+    """Return the plan of a reply by this pair. Its `copies` are the reply's until `Drafting.end`."""
     options, knowledge, draft, verifier = wanted.options, engine.knowledge, engine.draft, engine.verifier
     translation, why = engine.fit.translation, unable(engine, wanted.sampling)
     if knowledge is None or draft is None:
@@ -93,11 +93,11 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
     checked = lossless and plan.first is None and options.budget != 0.0 and not why
     speculates, speculator = _choose_speculator(engine, options, checked)
     sources, retrieval = _choose_sources(engine, options, checked, speculates)
-    copies = None if sources is None else engine.retrieval.begin(sources, grammar)
+    copies = None if sources is None else engine.drafting.begin(sources, grammar)
     drafts = draft is not None and options.drafter is None and (verifier is not None or copies is None)
     if sources is not None and copies is None:
         retrieval = "no retrieval: another reply is using it"
-        drafts = drafts and not (engine.batches or engine.retrieval.index.policy.slow_model(DRAFT_MODEL))
+        drafts = drafts and not (engine.batches or engine.drafting.index.policy.slow_model(DRAFT_MODEL))
     if translation is not None and wanted.draft_prompt is None:
         drafts = False  # Without a prompt for the draft model the verifier writes alone.
     batches = engine.batches and plan.kind.exits is None
@@ -105,7 +105,7 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
         drafts, verifier = drafts and not engine.linked, reporting(engine, options)
         choice = replace(choice, gate=AlwaysGate())
     elif verifier is None and (copies is not None or options.drafter is not None or batches):
-        verifier, choice = engine.retrieval.self_verifier(), replace(choice, gate=AlwaysGate())
+        verifier, choice = engine.drafting.self_verifier(), replace(choice, gate=AlwaysGate())
         drafts = False
     if (temperature := wanted.sampling.temperature) > 2.0:
         hot = f"A temperature of {temperature:g} makes unlikely words nearly as likely as others; 0 to 1 is usual."
@@ -246,7 +246,7 @@ def write(
     on_progress: OnProgress,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write a reply while idle work is suspended. Raise ProfileUnusable."""
-    prompt, retrieval = wanted.prompt, engine.retrieval
+    prompt, drafting = wanted.prompt, engine.drafting
     with engine.idle.suspended():
         grammar = ReplyGrammar.of(wanted.sampling.constraint, engine.text.grammar)
         plan = plan_reply(engine, wanted, grammar)
@@ -266,12 +266,12 @@ def write(
         finally:
             _log.info("reply of %d tokens to a prompt of %d: %s", stats.tokens, len(prompt), stats.finish_reason)
             if plan.copies is not None:
-                retrieval.end()
+                drafting.end()
             if engine.knowledge is not None and stats.verdict_seconds is not None:
                 engine.knowledge.verdicts.add(1.0, stats.verdict_seconds)
         if stats.finish_reason == "stop":
-            retrieval.add(prompt, stats.ids)
-        if plan.copies is not None and (slow := retrieval.slow_once(DRAFT_MODEL)):
+            drafting.add(prompt, stats.ids)
+        if plan.copies is not None and (slow := drafting.slow_once(DRAFT_MODEL)):
             yield Notice(slow)
 
 
@@ -298,7 +298,7 @@ def _rules(
     )  # fmt: skip
     if plan.copies is None:
         return rules, VerdictTerms(wanted.options.logprobs)
-    policy = engine.retrieval.index.policy
+    policy = engine.drafting.index.policy
     terms = VerdictTerms(wanted.options.logprobs, plan.copies.expect, policy.cost.given.widths())
     return rules if engine.linked else replace(rules, floors=policy.floors), terms
 
@@ -331,7 +331,7 @@ def _drafter(
 ) -> Drafter | None:
     """Return the drafter: a custom one, `own` (the draft model's, with branches if planned) or the speculator; beside
     copies, the draft policy decides."""
-    is_eog, retrieval = engine.text.is_eog, engine.retrieval
+    is_eog, drafting = engine.text.is_eog, engine.drafting
     drafter = wanted.options.drafter or own
     if plan.branches and own is not None:
         drafter = mechanism("parallel drafting").ParallelDrafter(
@@ -344,10 +344,10 @@ def _drafter(
 
     if plan.speculates:
         drafter = mechanism("speculators").SpeculatorDrafter(plan.verifier, is_eog)
-    policy, name = retrieval.index.policy, "speculator" if plan.speculates else DRAFT_MODEL
+    policy, name = drafting.index.policy, "speculator" if plan.speculates else DRAFT_MODEL
     if own is not None and engine.draft is not None and not engine.linked:
         _introduce(engine, engine.draft, policy)
-    retrieval.track(plan.verifier)
+    drafting.track(plan.verifier)
     stats.count_with(plan.choice.controller, plan.copies.copied, policy.account)
     verifier = plan.verifier
     return HybridDrafter(
@@ -388,7 +388,7 @@ def reporting(engine: PairEngine, options: ReplyOptions) -> Verifier:
         raise InvalidOption(
             f"logprobs are not available: {why}.", "Leave logprobs out, or verify every token on this device."
         )
-    return verifier if verifier is not None and reports else engine.retrieval.self_verifier()
+    return verifier if verifier is not None and reports else engine.drafting.self_verifier()
 
 
 def unable(engine: PairEngine, sampling: Sampling) -> str:

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgellm.cli.views import progress
-from edgellm.cli.views.console import SOURCES, decode, harmless
-from edgellm.cli.views.progress import Loading, PromptBar
+from edgellm.cli.views.console import STYLES, decode, harmless
+from edgellm.cli.views.progress import ProgressBar, PromptBar
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import InputNotText, size
@@ -73,7 +73,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, Terminal]:
 
 
 def test_the_answer_alone_goes_to_stdout(capsys: Capture) -> None:
-    assert set(SOURCES) == set(Source)
+    assert set(STYLES) == set(Source)
     reply = scripted([*tokens(b"Hel", b"lo"), Notice("The verifier is gone."), *tokens(b"!", source=Source.DRAFT)])
     print_reply(reply, Display())
     shown = capsys.readouterr()
@@ -303,7 +303,7 @@ def test_a_wait_is_shown_at_a_terminal_until_it_ends(monkeypatch: pytest.MonkeyP
         assert screen.shown.wait(60.0)
     assert screen.getvalue().endswith("\x1b[2K"), "the line is cleared"
     monkeypatch.setattr(sys, "stderr", screen := Watched("loading dra␛ft.gguf 50%"))
-    with Loading() as loading:
+    with ProgressBar() as loading:
         clock.now = 2.0
         loading("dra\x1bft.gguf", 0.25)
         loading("dra\x1bft.gguf", 0.5)
@@ -341,7 +341,7 @@ def test_elsewhere_a_line_tells_of_a_long_wait(
 
 
 def test_each_slow_model_is_told_once_where_nobody_watches(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
-    with Loading() as loading:
+    with ProgressBar() as loading:
         for name in ("draft.gguf", "verifier.gguf"):
             for share in (0.1, 0.2, 0.3):
                 loading(name, share)

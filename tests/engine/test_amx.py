@@ -87,7 +87,7 @@ def test_what_ends_a_child_is_not_used_and_not_tried_again(
 def test_a_model_that_works_may_be_laid_out_anew(
     on_amx: bool, draft_path: Path, laid_out_anew: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "try_in_child", lambda *_, **__: probe.LoadTrial())
+    monkeypatch.setattr(probe, "try_in_child", lambda *_, **__: probe.TrialOutcome())
 
     with Model.load(draft_path):
         assert laid_out_anew == [True]

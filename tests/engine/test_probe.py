@@ -94,9 +94,9 @@ def test_a_model_whose_speculator_ends_the_child_is_used_without_it(
 ) -> None:
     tried: list[str] = []
 
-    def ended(trial: probe.Probe, *_: object, **__: str) -> probe.LoadTrial:
+    def ended(trial: probe.Probe, *_: object, **__: str) -> probe.TrialOutcome:
         tried.append(trial.speculator)
-        return probe.LoadTrial(fatal="SIGABRT" if trial.speculator else "", new=True)
+        return probe.TrialOutcome(fatal="SIGABRT" if trial.speculator else "", new=True)
 
     monkeypatch.setattr(probe, "try_in_child", ended)
     path = architectures("qwen35", mtp="useful") if kind == MTP else architectures("llama")

@@ -257,11 +257,11 @@ def test_a_reply_that_never_lets_it_be_measured_leaves_what_it_learned(
     assert not kept.filled  # an estimate
     assert kept.seconds[0] < f32_pair[1].stat().st_size / 1e3 / 10.0
     with LLM.open("none", f32_pair[1], threads=1) as pair:
-        assert pair.engine.retrieval.curve().seconds == kept.seconds
+        assert pair.engine.drafting.curve().seconds == kept.seconds
         assert pair.curve().filled
 
 
 def test_the_curve_is_measured_before_the_first_reply_where_there_is_time(f32_pair: tuple[Path, Path]) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         pair.wait_until_measured()
-        assert pair.engine.retrieval.curve().filled
+        assert pair.engine.drafting.curve().filled

@@ -11,7 +11,7 @@ import pytest
 
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.trial import probe
-from edgellm.engine.trial.probe import LoadTrial, Probe
+from edgellm.engine.trial.probe import Probe, TrialOutcome
 from edgellm.errors import LayersMissing, LayersRefused, ModelCorrupt, StoreBusy, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.state import MONTH
@@ -165,9 +165,9 @@ def test_a_piece_is_tried_when_it_is_stored_and_not_at_a_cold_start(
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
     tried: list[Path] = []
 
-    def trial(found: Probe, *_: object) -> LoadTrial:
+    def trial(found: Probe, *_: object) -> TrialOutcome:
         tried.extend(found.paths)
-        return LoadTrial(new=True)
+        return TrialOutcome(new=True)
 
     monkeypatch.setattr(probe, "try_in_child", trial)
     store = room_for(3, tmp_path, draft_path)

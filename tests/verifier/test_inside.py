@@ -108,7 +108,7 @@ def test_replies_share_passes_and_are_what_each_is_alone(f32_pair: tuple[Path, P
 def test_a_model_alone_writes_what_it_drafts_and_shares_passes(f32_pair: tuple[Path, Path]) -> None:
     with LLM.open(f32_pair[1], "none", threads=1, replies=2) as pair, ThreadPoolExecutor(2) as pool:
         alone = [ids(pair.reply(case(number), max_tokens=16)) for number in range(2)]
-        verifier = pair.engine.retrieval.self_verifier()
+        verifier = pair.engine.drafting.self_verifier()
         for _ in range(20):  # On a busy machine one reply can end before the other begins.
             assert list(pool.map(lambda number: ids(pair.reply(case(number), max_tokens=16)), range(2))) == alone
             if verifier.shared:

@@ -20,7 +20,7 @@ from edgellm.cli.commands.mesh_devices import (
     units,
 )
 from edgellm.cli.views.console import emit_json, say
-from edgellm.cli.views.progress import Loading, activity
+from edgellm.cli.views.progress import ProgressBar, activity
 from edgellm.errors import ContextFull, InvalidOption, PlanImpossible
 from edgellm.layer_range import HERE
 from edgellm.storage import resolve
@@ -195,7 +195,7 @@ def over_devices(
     wanted = MeshOptions(split, stages, models.peer, own.n_ctx, sessions, models.f16, rests=True, text=text)
     if choice.over_rpc:
         open_over_rpc = part_of("rpc", "opening").open_over_rpc
-        with Loading() as loading:
+        with ProgressBar() as loading:
             return open_over_rpc(file, wanted, over_rpc, config, _notify, loading), None
     opened = open_mesh(file, wanted, config, _notify)
     if explain:

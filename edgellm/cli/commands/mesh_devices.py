@@ -13,7 +13,7 @@ import typer
 from edgellm.cli import options
 from edgellm.cli.options import option
 from edgellm.cli.views.console import Columns, emit, emit_json, format_age, make_sure, one_line, say, show, tell
-from edgellm.cli.views.progress import Loading, activity
+from edgellm.cli.views.progress import ProgressBar, activity
 from edgellm.errors import EdgeError, InvalidOption, size
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 from edgellm.storage import fingerprint, resolve
@@ -258,9 +258,9 @@ def deploy(
         if not all(one.name == HERE or ":" in one.name for one in named):
             workers = {worker.name: worker for worker in find_home_workers(planned.peer)}
     parts = deploy_parts(named, workers)
-    with Loading("reading") as loading:
+    with ProgressBar("reading") as loading:
         manifest = manifest_of(file, [part.layers for part in parts], lambda share: loading(file.path.name, share))
-    with Loading("sending to", "bytes") as bar:
+    with ProgressBar("sending to", "bytes") as bar:
         done = send_layers(
             file, manifest, parts, rate=asked.rate * 1e6 / 8,
             notify=lambda moved: bar(moved.part.name, moved.arrived, moved.total, moved.activity),

@@ -13,7 +13,7 @@ import typer
 from edgellm.cli import options
 from edgellm.cli.options import option
 from edgellm.cli.views.console import emit_json, facts, out, read_text, say, table
-from edgellm.cli.views.progress import Loading
+from edgellm.cli.views.progress import ProgressBar
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import BUDGET_CHUNK
 from edgellm.storage import History
@@ -49,15 +49,15 @@ def profile(
     tidy()
     read = read_prompts(prompts)
     models = with_default_pair(models)
-    with Loading() as loading:
+    with ProgressBar() as loading:
         pair = LLM.open(
             models.draft, models.verifier, progress=loading, hardware=hardware.of(options.VERIFIER),
             draft_hardware=hardware.of(options.DRAFT), upstream=models.upstream(),
         )  # fmt: skip
     with pair:
-        with Loading("hashing") as hashing:
+        with ProgressBar("hashing") as hashing:
             pair.hash_models(hashing)
-        with Loading("profiling", "prompts") as profiling:
+        with ProgressBar("profiling", "prompts") as profiling:
             found = pair.profile(
                 read, gamma=measure.gamma, max_tokens=measure.max_tokens, layers=measure.layer or None,
                 context_lookup=measure.context_lookup, progress=partial(profiling, pair.name),

@@ -68,7 +68,7 @@ def format_age(seconds: float) -> str:
     return "just now"
 
 
-SOURCES = {
+STYLES = {
     "draft": ("yellow", "written by the draft model, not verified"),
     "accepted": ("green", "drafted, and accepted by the verifier"),
     "corrected": ("bold magenta", "the verifier's own token where it rejected a draft"),
@@ -175,7 +175,7 @@ class TokenWriter:
 
     def __init__(self, *, by_source: bool = False) -> None:
         self._stream = sys.stdout
-        styles = {THOUGHT: "dim"} | ({source: style for source, (style, _) in SOURCES.items()} if by_source else {})
+        styles = {THOUGHT: "dim"} | ({source: style for source, (style, _) in STYLES.items()} if by_source else {})
         self._styles = {source: Style.parse(style) for source, style in styles.items()} if coloured(sys.stdout) else {}
         self._in_line = False
 

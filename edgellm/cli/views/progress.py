@@ -71,7 +71,7 @@ class _Work:
         return f"{text}, {self.doing}" if self.doing else text
 
 
-class Loading:
+class ProgressBar:
     """A progress callback, for the name of a model or device, and the share or units that are done. After
     `QUIET_SECONDS` a terminal shows a bar for each; elsewhere a line is printed for each that will take as long again.
     """
@@ -136,7 +136,7 @@ class Loading:
                 self._bars = None
 
 
-class PromptBar(Loading):
+class PromptBar(ProgressBar):
     """The wait for a reply's first token; a terminal shows the time even if no model reports how far it has read."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ def download(plans: Sequence[DownloadPlan]) -> list[PulledModel]:
     from edgellm import storage
 
     resumed = set[str]()
-    with Loading("downloading", "bytes") as bar:
+    with ProgressBar("downloading", "bytes") as bar:
 
         def notify(transfer: Transfer, file: str) -> None:
             if transfer.resumed and file not in resumed:

@@ -64,7 +64,7 @@ def print_reply(reply: Reply, display: Display, heard: Heard | None = None) -> S
     elif not display.quiet:
         if display.colours and sources:
             legend = [
-                Text(f"■ {name} {sources[name]}", style) for name, (style, _) in ui.SOURCES.items() if sources[name]
+                Text(f"■ {name} {sources[name]}", style) for name, (style, _) in ui.STYLES.items() if sources[name]
             ]
             ui.err().print(Text("  ").join(legend))
         ui.say(" · ".join(_headline(summary)), style="dim")
@@ -274,5 +274,5 @@ def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]
 
 def print_legend() -> None:
     """Print the meaning of each colour on stderr."""
-    for source, (style, meaning) in ui.SOURCES.items():
+    for source, (style, meaning) in ui.STYLES.items():
         ui.err().print(Text.assemble(("■ ", style), (f"{source:<10}", style), meaning))

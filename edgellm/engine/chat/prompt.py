@@ -24,9 +24,9 @@ from edgellm.engine.chat.template import (
     ROLES,
     Change,
     Message,
-    Template,
     TemplateInput,
     TemplateRaised,
+    TemplateRenderer,
     with_calls,
 )
 from edgellm.engine.native import ShouldStop, never
@@ -64,20 +64,20 @@ class _Rendered:
 
 
 class ChatTemplate:
-    """A model's chat template."""
+    """A model's chat template, which makes token ids of conversations."""
 
-    def __init__(self, template: Template, tokens: Tokens, bos: str, eos: str) -> None:
+    def __init__(self, renderer: TemplateRenderer, tokens: Tokens, bos: str, eos: str) -> None:
         """Set up; `tokens` makes ids of texts, `bos` and `eos` are the texts of those tokens."""
-        self._template, self._tokens, self._model = template, tokens, template.model
+        self._renderer, self._tokens, self._model = renderer, tokens, renderer.model
         self._bos, self._eos = bos, eos
 
     def close(self) -> None:
         """End the template's process."""
-        self._template.close()
+        self._renderer.close()
 
     def arguments(self) -> list[str]:
         """Return the names of the arguments that the template reads and callers set."""
-        return [name for name in self._template.arguments() if name not in RESERVED]
+        return [name for name in self._renderer.arguments() if name not in RESERVED]
 
     def check(self, arguments: Mapping[str, object]) -> None:
         """Raise InvalidOption where the template does not read one of the `arguments`, or callers do not set it."""
@@ -92,7 +92,7 @@ class ChatTemplate:
 
     def names(self, value: str) -> bool:
         """Return whether the template has `value` as a text of its own."""
-        return any(quote + value + quote in self._template.source for quote in "'\"")
+        return any(quote + value + quote in self._renderer.source for quote in "'\"")
 
     def takes(self, arguments: Mapping[str, object]) -> bool:
         """Return whether the template accepts the values of these `arguments`, with a question."""
@@ -224,7 +224,7 @@ class ChatTemplate:
 
     def _render(self, conversation: TemplateInput, arguments: Mapping[str, object] = MappingProxyType({})) -> str:
         given = dict(arguments) if conversation.tools is None else {**arguments, "tools": conversation.tools}
-        text = self._template.render(conversation.fields(), self._bos, self._eos, given)
+        text = self._renderer.render(conversation.fields(), self._bos, self._eos, given)
         return text.encode("utf-8", "replace").decode()  # JSON may spell out half of a pair of surrogates
 
     @cached_property

@@ -49,8 +49,8 @@ class TemplateRaised(ModelUnsupported):
     """A chat template does not want the conversation as it is."""
 
 
-class Template:
-    """A chat template and the name of its `model`; several threads may render it at the same time, by turns."""
+class TemplateRenderer:
+    """The chat template of a `model`, which makes texts of conversations; several threads may use it, by turns."""
 
     def __init__(self, source: str, model: str) -> None:
         """Set up; `model` is the name for messages. Nothing is compiled yet, and no process started."""
@@ -78,7 +78,7 @@ class Template:
         or takes more than its limits; InvalidOption: an argument cannot be written as JSON; EngineFailed: the child
         process could not be started, or was ended from outside."""
         conversation = {**arguments, "messages": messages, "bos_token": bos, "eos_token": eos}
-        return self._do(lambda: self._renderer(conversation), lambda: self._rendered(conversation))
+        return self._do(lambda: self._compiled(conversation), lambda: self._rendered(conversation))
 
     def arguments(self) -> Sequence[str]:
         """Return the names of the arguments that the template reads, sorted."""
@@ -115,7 +115,7 @@ class Template:
         return Child(KIND, environment=kept, opening=("compile", _limits(len(self._data)), self._data))
 
     @cached_property
-    def _renderer(self) -> Renderer:
+    def _compiled(self) -> Renderer:
         return compile_template(self.source)
 
     def _rendered(self, conversation: Mapping[str, object]) -> str:

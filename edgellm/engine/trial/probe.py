@@ -136,7 +136,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadTrial:
+class TrialOutcome:
     """The outcome of a trial: the cause of the child's end, "" if it survived; and which of `self_test.TRIALS` fail.
 
     `new`: the trial was made just now.
@@ -147,7 +147,7 @@ class LoadTrial:
     new: bool = False
 
 
-def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> LoadTrial:
+def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> TrialOutcome:
     """Make sure that loading the model does not end the process; return the verdict of the trial, now or earlier.
 
     `progress` is called with shares from 0 to 1, if there is a trial now. Raises ModelUnsupported: loading ends the
@@ -155,7 +155,7 @@ def require_loadable(probe: Probe, progress: Callable[[float], None] | None = No
     the file or with an error of Python's, or was ended from outside; no verdict is kept.
     """
     if not _is_tried(probe):
-        return LoadTrial()
+        return TrialOutcome()
     if (verdict := _read_verdict(kept := _kept(probe))) is None:
         verdict = try_in_child(probe, progress)
         if verdict.fatal and (speculator := probe.speculator):
@@ -176,7 +176,7 @@ def known_faults(probe: Probe) -> tuple[str, ...] | None:
 
 def keep_faults(probe: Probe, faults: Sequence[str]) -> None:
     """Save the outcome of a trial that was made elsewhere."""
-    _write_verdict(_kept(probe), LoadTrial("", tuple(faults)))
+    _write_verdict(_kept(probe), TrialOutcome("", tuple(faults)))
 
 
 def _is_tried(probe: Probe) -> bool:
@@ -193,7 +193,7 @@ def _kept(probe: Probe) -> Path:
         raise ModelUnsupported(what, "Check its permissions.") from error
 
 
-def _survived(probe: Probe, verdict: LoadTrial) -> LoadTrial:
+def _survived(probe: Probe, verdict: TrialOutcome) -> TrialOutcome:
     if verdict.fatal:
         raise ModelUnsupported(
             f"{probe.paths[0]} ends the process that loads it: {verdict.fatal}.",
@@ -202,7 +202,7 @@ def _survived(probe: Probe, verdict: LoadTrial) -> LoadTrial:
     return verdict
 
 
-def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> LoadTrial:
+def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> TrialOutcome:
     """Load and test the model in a child with these environment variables; return the verdict. `progress` is called
     with shares from 0 to 1. Raise the EdgeError that loading raised in the child, or as `require_loadable`."""
     eagle3 = probe.eagle3
@@ -215,7 +215,7 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
             ways={name: getattr(probe, name) for name in ("text_only", "mtp", "embeds", "tests")},
         )  # fmt: skip
         try:
-            return LoadTrial("", _texts(trial.result(progress=progress).value), new=True)
+            return TrialOutcome("", _texts(trial.result(progress=progress).value), new=True)
         except BrokenPipeError:
             cause = "it exits at once"
         except ChildFailed as error:
@@ -223,18 +223,18 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
         words = child.last_words()
         if not trial.began:
             raise EngineFailed(f"The process that tries a model does not start: {words or cause}.", AGAIN)
-        return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
+        return TrialOutcome(f"{cause}, {words}" if words else cause, new=True)
 
 
 def _texts(found: object) -> tuple[str, ...]:
     return tuple(text for text in found if isinstance(text, str)) if isinstance(found, list) else ()
 
 
-def _read_verdict(kept: Path) -> LoadTrial | None:
-    return read_cached(kept, partial(from_json, LoadTrial))
+def _read_verdict(kept: Path) -> TrialOutcome | None:
+    return read_cached(kept, partial(from_json, TrialOutcome))
 
 
-def _write_verdict(kept: Path, verdict: LoadTrial) -> None:
+def _write_verdict(kept: Path, verdict: TrialOutcome) -> None:
     write_cached(kept, {"fatal": verdict.fatal, "faults": verdict.faults})
 
 

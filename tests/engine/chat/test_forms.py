@@ -10,7 +10,7 @@ import pytest
 from edgellm.engine import Ids, Message, Model, ToolCall
 from edgellm.engine.chat import template as chat_template
 from edgellm.engine.chat.prompt import ChatTemplate
-from edgellm.engine.chat.template import Template, with_calls
+from edgellm.engine.chat.template import TemplateRenderer, with_calls
 from edgellm.errors import ModelUnsupported
 from testkit.chat_traits import PLAIN, TRAITS
 
@@ -93,7 +93,7 @@ WORDS = ("TOLD", "EITHER", "SYSTEM", "SECOND", "QONE", "QTWO", "BESIDE", "ANSWER
 
 
 def template_of(source: str, model: Model) -> ChatTemplate:
-    return ChatTemplate(Template(source, "a model"), model, "<|begin|>", "<|end|>")
+    return ChatTemplate(TemplateRenderer(source, "a model"), model, "<|begin|>", "<|end|>")
 
 
 def text_of(model: Model, ids: Ids) -> str:

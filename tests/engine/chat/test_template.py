@@ -14,7 +14,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from edgellm.engine import Message, Model
 from edgellm.engine.chat import template as chat_template
-from edgellm.engine.chat.template import MOST_SOURCE, Template
+from edgellm.engine.chat.template import MOST_SOURCE, TemplateRenderer
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import ModelUnsupported
 from edgellm.isolation.child import ChildKind
@@ -40,16 +40,16 @@ HONEST = {
 CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 ENDLESS = HOSTILE["loops in loops"]
 
-Open = Callable[[str], Template]
+Open = Callable[[str], TemplateRenderer]
 
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
     """Makes templates, and closes them."""
-    templates: list[Template] = []
+    templates: list[TemplateRenderer] = []
 
-    def make(source: str) -> Template:
-        templates.append(Template(source, "a model"))
+    def make(source: str) -> TemplateRenderer:
+        templates.append(TemplateRenderer(source, "a model"))
         return templates[-1]
 
     yield make

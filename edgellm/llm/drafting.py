@@ -17,7 +17,7 @@ from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.types import Ids
 
 
-class NgramRuntime:
+class Drafting:
     """The texts that drafts are copied from, and the draft policy, of one verifier. Opened with the pair; nothing is
     measured before the first use."""
 

@@ -12,7 +12,7 @@ from edgellm.engine import Context, ContextSpec, Model, never
 from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.llm import LLM, cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path, estimated_curve
-from edgellm.llm.ngram_runtime import NgramRuntime
+from edgellm.llm.drafting import Drafting
 from edgellm.spec.drafting.cost_curve import KNOTS
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.params import SOURCES
@@ -167,25 +167,25 @@ def test_what_replies_make_of_an_estimate_is_kept_unless_load_may_explain_it(
 ) -> None:
     file_hash = FileHash(verifier_model.path)
     path = curve_path(file_hash.compute(never), 1, verifier_model.placement)
-    retrieval = NgramRuntime(
+    drafting = Drafting(
         verifier_model,
         lambda: LocalVerifier(verifier_model, ContextSpec(64, threads=1, rolls_back=True)),
         ModelCurve(verifier_model, 1, file_hash),
     )
-    assert retrieval.begin(("context",)) is not None
+    assert drafting.begin(("context",)) is not None
     if shares:
         decodes = itertools.count(1)
         monkeypatch.setattr(LocalVerifier, "shared", property(lambda _self: next(decodes)))
-        retrieval.track(retrieval.self_verifier())
+        drafting.track(drafting.self_verifier())
     monkeypatch.setattr(CpuWait, "share", lambda _self: waited)
     monkeypatch.setattr(cost_curves, "BUSY", BUSY)
-    cost, seconds = retrieval.index.policy.cost, 3.0 * retrieval.index.policy.cost.single
+    cost, seconds = drafting.index.policy.cost, 3.0 * drafting.index.policy.cost.single
     for _ in range(8):
         cost.observe(0, 1, seconds)
-    retrieval.end()
-    assert retrieval.curve().seconds[0] == pytest.approx(3.0 * estimated_curve(verifier_model).seconds[0], rel=0.01)
+    drafting.end()
+    assert drafting.curve().seconds[0] == pytest.approx(3.0 * estimated_curve(verifier_model).seconds[0], rel=0.01)
     assert path.exists() is kept
-    retrieval.close()
+    drafting.close()
 
 
 def test_calibration_is_done_where_asked_for(f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
