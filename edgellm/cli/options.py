@@ -150,7 +150,6 @@ DEFAULT_DRAFT, DEFAULT_VERIFIER = "smollm2:draft", "smollm2:135m"  # names on he
 DEVICES = "Several devices"
 DRAFTS = "Drafts and verification"
 """Sections of help pages."""
-TIERS = "score|fan-out|continue"
 INTERRUPTED = 130
 """The exit code of a reply that its user has stopped."""
 
@@ -226,24 +225,20 @@ class PairOptions:
     engine: Engine = option("auto", "auto|stages|rpc")
     objective: Objective = option("reply", panel=DEVICES)
     f16: bool = option(False, names=("--f16",), panel=DEVICES)
-    verifier_tier: str | None = option(None, TIERS, panel=DRAFTS, shown="the best way that it has")
+    verifier_tier: str | None = option(None, "score|fan-out|continue", panel=DRAFTS, shown="the best way that it has")
     verifier_key_file: Path | None = option(None, "FILE", panel=DRAFTS, shown="$EDGELLM_VERIFIER_KEY")
 
     def upstream(self) -> UpstreamOptions | None:
-        """Return what `upstream_options` makes of them."""
-        return upstream_options(self.verifier_tier, self.verifier_key_file)
+        """Return the options for a stock server, None without any. Raise InvalidOption for an unknown tier."""
+        tier, key = self.verifier_tier, self.verifier_key_file
+        if tier is None and key is None:
+            return None
+        from edgellm.upstream.opening import UpstreamOptions
+        from edgellm.upstream.rows import Tier
 
-
-def upstream_options(tier: str | None, key: Path | None, option: str = "--verifier-tier") -> UpstreamOptions | None:
-    """Return the options for a stock server, None without any. Raise InvalidOption for an unknown tier."""
-    if tier is None and key is None:
-        return None
-    from edgellm.upstream.opening import UpstreamOptions
-    from edgellm.upstream.rows import Tier
-
-    if tier is not None and tier not in set(Tier):
-        raise InvalidOption(f"{option} is {tier!r}.", f"Choose one of {', '.join(Tier)}.")
-    return UpstreamOptions(None if tier is None else Tier(tier), None if key is None else key.expanduser())
+        if tier is not None and tier not in set(Tier):
+            raise InvalidOption(f"--verifier-tier is {tier!r}.", f"Choose one of {', '.join(Tier)}.")
+        return UpstreamOptions(None if tier is None else Tier(tier), None if key is None else key.expanduser())
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,6 @@ class RoleOptions:
         (), "MODEL", names=("-m", "--model"), complete=options.model_names, shown=options.DEFAULT_VERIFIER,
     )  # fmt: skip
     upstream: tuple[str, ...] = option((), "URL[#MODEL]")
-    upstream_tier: str | None = option(None, options.TIERS, panel=options.DRAFTS, shown="the best way that each has")
-    upstream_key_file: Path | None = option(None, "FILE", panel=options.DRAFTS, shown="$EDGELLM_VERIFIER_KEY")
     sessions: int | None = option(None, "N", least=1, panel=options.DEVICES, shown="8, or as many as fit")
     keep_awake: str = option("0", "TIME|off", panel=options.DEVICES)
     log_level: LogLevel = option("off", panel="Output")
@@ -103,10 +101,11 @@ def _names(record: type[Any]) -> set[str]:
 
 
 _TEMPLATE = {*_names(options.ThinkOptions), "ctx_size", "batch_size"}  # options of a model that writes replies
+OF_SERVERS = ("verifier_tier", "verifier_key_file")  # options of stock servers, of a pair or behind a gateway
 _USES = {
     "pair": {"model", *_names(ServedPair), *_TEMPLATE, "keep_alive"},
     "verifier": {
-        "model", *_names(LinkOptions), *_TEMPLATE, "draft", "sessions", "upstream", "upstream_tier", "upstream_key_file"
+        "model", *_names(LinkOptions), *_TEMPLATE, "draft", "sessions", "upstream", *OF_SERVERS
     },
     "worker": {"model", *_names(WorkerOptions)},
 }  # fmt: skip

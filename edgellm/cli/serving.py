@@ -14,16 +14,7 @@ import typer
 
 from edgellm.cli.chat_session import with_default_pair
 from edgellm.cli.http_serving import print_urls
-from edgellm.cli.options import (
-    DEFAULT,
-    DRAFT,
-    VERIFIER,
-    HardwareOptions,
-    PairOptions,
-    on_command_line,
-    refuse_given,
-    upstream_options,
-)
+from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, PairOptions, on_command_line, refuse_given
 from edgellm.cli.server_options import HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
 from edgellm.cli.views.console import announce, print_event, say
 from edgellm.cli.views.progress import ProgressBar
@@ -219,7 +210,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
     from edgellm.upstream.opening import UpstreamOptions
 
     served, link = asked.served, asked.link
-    how = upstream_options(served.upstream_tier, served.upstream_key_file, "--upstream-tier") or UpstreamOptions()
+    how = asked.models.upstream() or UpstreamOptions()
     why = "has no meaning with --upstream: its servers compute, and keep the texts"
     hardware = (one.name for one in fields(HardwareOptions))
     refuse_given(ctx, (*hardware, "draft", "sessions"), why, "Leave it out.")

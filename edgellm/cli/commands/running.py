@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,85 +120,13 @@ _SECONDS = 30.0  # limit for a call of systemctl
 _KEPT = ("EDGELLM_HOME", "EDGELLM_INTERFACE", "EDGELLM_MODELS", "EDGELLM_PAIR", "HF_HOME", "HF_HUB_CACHE",
          "HF_ENDPOINT", "HF_HUB_OFFLINE")  # fmt: skip
 """The variables that a service needs to find the same files and networks; no token is written into a unit."""
-_SHOWN = ("ActiveState", "UnitFileState", "MainPID", "ExecMainStartTimestamp")
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceStatus:
-    """The state of the service, its process, and since when it runs, as the system says."""
-
-    installed: bool
-    at_login: bool = False
-    running: bool = False
-    pid: int | None = None
-    since: str = ""
-
-    def __str__(self) -> str:
-        if not self.installed:
-            return "not installed"
-        since = f" since {self.since}" if self.since else ""
-        running = f"running{since}, process {self.pid}" if self.running else "not running; see: edgellm service logs"
-        return f"{running}; {'starts' if self.at_login else 'does not start'} at login"
-
-
-class SystemdManager:
-    """systemd's manager of the user. All methods raise ServiceFailed where systemd's own tool fails."""
-
-    def __init__(self) -> None:
-        config = os.environ.get("XDG_CONFIG_HOME")
-        self.file = (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / UNIT
-
-    def install(self, command: Sequence[str]) -> None:
-        """Write the unit, then enable and start it. Raise ServiceFailed where there is no manager of this user."""
-        self._ask("show-environment")  # fails without a manager, before a file is written
-        kept = {name: os.environ[name] for name in _KEPT if os.environ.get(name)}
-        write_state(self.file, unit_text(command, kept))
-        self._ask("daemon-reload")
-        self._ask("enable", UNIT)
-        self._ask("restart", UNIT)
-
-    def uninstall(self) -> None:
-        """Stop and disable the unit, and remove its file."""
-        self._ask("disable", "--now", UNIT)
-        self.file.unlink(missing_ok=True)
-        self._ask("daemon-reload")
-
-    def status(self) -> ServiceStatus:
-        """Return what systemd knows of the unit."""
-        if not self.file.exists():
-            return ServiceStatus(installed=False)
-        lines = self._ask("show", UNIT, *(f"--property={name}" for name in _SHOWN)).splitlines()
-        found = dict(line.partition("=")[::2] for line in lines)
-        running, pid = found.get("ActiveState") in ("active", "reloading"), int(found.get("MainPID") or 0) or None
-        since = found.get("ExecMainStartTimestamp", "") if running else ""
-        return ServiceStatus(True, found.get("UnitFileState") == "enabled", running, pid, since)
-
-    @staticmethod
-    def _ask(*words: str) -> str:
-        """Return what systemctl prints. Raise ServiceFailed where it is missing, fails or hangs."""
-        command, instead = ["systemctl", "--user", *words], "Start it yourself: edgellm serve"
-        if shutil.which(command[0]) is None:
-            raise ServiceFailed(f"{command[0]} is not on this system, so nothing can be started at login.", instead)
-        try:
-            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SECONDS)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ServiceFailed(f"{shlex.join(command)} failed: {error}.", instead) from error
-        if done.returncode:
-            said = " ".join(done.stderr.split()).rstrip(".") or f"exit code {done.returncode}"
-            reason = f"there is no systemd for this user: {said}" if "bus" in said.lower() else said
-            raise ServiceFailed(f"{shlex.join(command)} failed: {reason}.", instead)
-        return done.stdout
-
-
-def serve_command(words: Sequence[str]) -> list[str]:
-    """Return the command that a service runs: this Python and this edgellm."""
-    return [sys.executable, "-m", "edgellm", "serve", *words]
-
-
-def service_manager() -> SystemdManager:
-    """Return this system's manager of user services. Raise InvalidOption, with what to do instead, without one."""
+def unit_file() -> Path:
+    """Return the path of the unit. Raise InvalidOption, with what to do instead, on a system that needs no unit."""
     if sys.platform == "linux":
-        return SystemdManager()
+        config = os.environ.get("XDG_CONFIG_HOME")
+        return (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / UNIT
     if sys.platform == "darwin":
         raise InvalidOption(
             "edgellm installs no services on macOS.", f"Add as a login item: {shlex.join(serve_command([]))}"
@@ -206,6 +134,26 @@ def service_manager() -> SystemdManager:
     task = subprocess.list2cmdline([subprocess.list2cmdline(serve_command([]))])
     instead = f"On Windows: schtasks /Create /SC ONLOGON /TN edgellm /TR {task}"
     raise InvalidOption("edgellm installs no services on this system.", instead)
+
+
+def systemctl(*words: str) -> None:
+    """Have systemd's manager of the user do something. Raise ServiceFailed where it is missing, fails or hangs."""
+    command, instead = ["systemctl", "--user", *words], "Start it yourself: edgellm serve"
+    if shutil.which(command[0]) is None:
+        raise ServiceFailed(f"{command[0]} is not on this system, so nothing can be started at login.", instead)
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServiceFailed(f"{shlex.join(command)} failed: {error}.", instead) from error
+    if done.returncode:
+        said = " ".join(done.stderr.split()).rstrip(".") or f"exit code {done.returncode}"
+        reason = f"there is no systemd for this user: {said}" if "bus" in said.lower() else said
+        raise ServiceFailed(f"{shlex.join(command)} failed: {reason}.", instead)
+
+
+def serve_command(words: Sequence[str]) -> list[str]:
+    """Return the command that a service runs: this Python and this edgellm."""
+    return [sys.executable, "-m", "edgellm", "serve", *words]
 
 
 def unit_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -245,44 +193,29 @@ def install_service(
     serve = root.command.get_command(root, "serve")  # type: ignore[attr-defined]
     with serve.make_context("serve", list(words or ()), parent=root):
         """Its options are checked, and nothing is served."""
-    manager, command = service_manager(), serve_command(words or ())
+    file, command = unit_file(), serve_command(words or ())
     if not dry_run:
-        manager.install(command)
+        systemctl("show-environment")  # fails without a manager of this user, before a file is written
+        write_state(file, unit_text(command, {name: os.environ[name] for name in _KEPT if os.environ.get(name)}))
+        for done in (("daemon-reload",), ("enable", UNIT), ("restart", UNIT)):
+            systemctl(*done)
     if as_json:
-        ui.emit_json({"file": str(manager.file), "command": command, "installed": not dry_run})
+        ui.emit_json({"file": str(file), "command": command, "installed": not dry_run})
         return
     ui.say(f"{'would start' if dry_run else 'started, now and at every login'}: {shlex.join(command)}")
-    ui.say(f"{'would be ' if dry_run else ''}described in {manager.file}", style="dim")
+    ui.say(f"{'would be ' if dry_run else ''}described in {file}", style="dim")
     if not dry_run:
-        ui.say("See: edgellm service status; edgellm service logs", style="dim")
+        ui.say(f"See: systemctl --user status {UNIT}; journalctl --user -u {UNIT}", style="dim")
 
 
 def uninstall_service(as_json: AsJson = False) -> None:
-    manager = service_manager()
-    if not manager.file.exists():
+    file = unit_file()
+    if not file.exists():
         raise InvalidOption("The service is not installed.", "To install it: edgellm service install")
-    manager.uninstall()
-    ui.tell({"file": str(manager.file), "installed": False}, as_json, f"stopped, and removed {manager.file}")
-
-
-def service_status(as_json: AsJson = False) -> int:
-    manager = service_manager()
-    found = manager.status()
-    if as_json:
-        ui.emit_json({**asdict(found), "file": str(manager.file)})
-    else:
-        ui.emit(str(found))
-        ui.say(str(manager.file) if found.installed else "To install it: edgellm service install", style="dim")
-    return 0 if found.running else 1
-
-
-def service_logs(
-    lines: int = typer.Option(50, "-n", "--lines", metavar="N", min=1),
-    follow: bool = typer.Option(False, "-f", "--follow"),
-) -> int:
-    service_manager()  # raises where there is none
-    shown = f"--unit={UNIT}", f"--lines={lines}", "--no-pager", *["--follow"] * follow
-    return subprocess.call(["journalctl", "--user", *shown])
+    systemctl("disable", "--now", UNIT)
+    file.unlink(missing_ok=True)
+    systemctl("daemon-reload")
+    ui.tell({"file": str(file), "installed": False}, as_json, f"stopped, and removed {file}")
 
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}

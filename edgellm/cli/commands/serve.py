@@ -9,7 +9,15 @@ import typer
 
 from edgellm.cli import options
 from edgellm.cli.options import VERIFIER, HardwareOptions, ThinkOptions, with_records
-from edgellm.cli.server_options import HTTPOptions, LogLevel, RoleOptions, ServedPair, WorkerOptions, check_role
+from edgellm.cli.server_options import (
+    OF_SERVERS,
+    HTTPOptions,
+    LogLevel,
+    RoleOptions,
+    ServedPair,
+    WorkerOptions,
+    check_role,
+)
 from edgellm.cli.views.console import print_event
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import ReplyOptions
@@ -56,9 +64,8 @@ def serve(
     tidy()
     replies, at_once = ReplyOptions(**think.fields()), 8 if http.replies is None else http.replies
     check_role(served.role, ctx)
-    if not served.upstream:
-        tier_and_key = ("upstream_tier", "upstream_key_file")
-        options.refuse_given(ctx, tier_and_key, "belongs to --upstream", "Name a server with --upstream URL.")
+    if served.role == "verifier" and not served.upstream:
+        options.refuse_given(ctx, OF_SERVERS, "belongs to --upstream", "Name a server with --upstream URL.")
     if served.role == "pair" and not http.http:
         raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")
     run = {
