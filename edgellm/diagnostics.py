@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
 import psutil
@@ -60,7 +59,6 @@ def _told(topic: str, error: EdgeError) -> Finding:
 
 
 GIB = 2**30
-_EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)  # no recorded time is earlier than edgellm
 _FAST = {
     "avx512_vnni": "AVX512_VNNI", "avx512f": "AVX512", "avx_vnni": "AVX_VNNI", "avx2": "AVX2",
     "i8mm": "MATMUL_INT8", "asimddp": "DOTPROD",
@@ -80,7 +78,6 @@ def examine_machine() -> Iterator[Finding]:
     else:
         yield _fine("memory", f"{size(free)} are {bound}; a model must be smaller than that.")
     yield from _disks()
-    yield clock(datetime.now(UTC))
     if not (trust_folder() / "identity.pem").exists():
         yield _note("identity", "This device has no identity yet; pairing creates one.", "Pair a device: edgellm pair")
         return
@@ -191,14 +188,7 @@ def _disks() -> Iterator[Finding]:
             yield _fine("disk", what)
 
 
-def clock(now: datetime) -> Finding:
-    """Check the clock. Recorded times depend on it; trust does not."""
-    what = f"The clock says {now:%Y-%m-%d %H:%M} UTC."
-    return _fine("clock", what) if now >= _EARLIEST else _problem("clock", what, "Set it, or turn on network time.")
-
-
 LISTEN_SECONDS = 2.5
-_SKEW = 120.0  # seconds by which two clocks may differ
 
 
 def examine(*, draft: str = DEFAULT, peers: Sequence[str] = ()) -> Iterator[Finding]:
@@ -336,12 +326,8 @@ def examine_address(trust: Trust, address: Address, vocabulary: str) -> Iterator
 
 
 def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
-    """Report on the clock, version, rights and vocabulary of a device."""
-    name, ahead = welcomed.peer.name, welcomed.clock_ahead
-    if abs(ahead) > _SKEW:
-        way = "ahead of" if ahead > 0 else "behind"
-        what = f"The clock of {name} is {abs(ahead) / 60:.0f} minutes {way} this one."
-        yield _note("clock", what, "Turn on network time on both devices.")
+    """Report on the version, rights and vocabulary of a device."""
+    name = welcomed.peer.name
     if welcomed.version != program_version():
         what = f"{name} runs edgellm {welcomed.version}, but this device runs {program_version()}."
         yield _note("versions", what, "Update the older one.")

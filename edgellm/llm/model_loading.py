@@ -266,9 +266,7 @@ def remote_verifier(
         # The HTTP client is slow to import, so only a pair that needs it waits.
         from edgellm.upstream.opening import open_upstream
 
-        server = open_upstream(where, text, config.upstream, own_tokenizer=True)
-        if server.text is not None:
-            closing.callback(server.text.close)
+        server = open_upstream(where, text, config.upstream)
         closing.callback(server.verifier.close)
         if not server.proved and (config.tokenizer if config.draft in (None, "none") else config.draft) == DEFAULT:
             raise VocabularyMismatch(
@@ -276,11 +274,9 @@ def remote_verifier(
                 f" {server.verifier.capabilities.name}.",
                 "Name a model of the same family: --draft (draft=), or tokenizer= where nothing is to draft.",
             )
-        text = server.text or text
         return OpenedVerifier(
             server.verifier, lambda: server.identity, str(server.url), server.verifier.up, "",
             sampling_behind(server.verifier, text), EXTRA_TOKENS, server.finding, server.notices,
-            server.text,
         )  # fmt: skip
     # gRPC is slow to import, too.
     from edgellm.rpc.address import ModelAddress

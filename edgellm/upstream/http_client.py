@@ -179,26 +179,22 @@ class HttpClient:
         """Return the answer to a GET. Raises as `post`."""
         return await self._ask("GET", path, b"", seconds)
 
-    async def post(
-        self, path: str, body: Mapping[str, Any], seconds: float | None = None, most: int | None = None
-    ) -> HttpAnswer:
-        """Return the answer to a POST of JSON, of at most `most` bytes, by default by the length of the request. Raises
-        VerifierBusy: the server takes no request now, and for how long; ServerRefused: it answers with another status
-        than success; VerifierLost: it cannot be reached, wants a key, breaks off, or its answer is too long or no JSON;
-        TimeoutError: there is no answer within `seconds`."""
-        return await self._ask("POST", path, json.dumps(body, separators=(",", ":")).encode(), seconds, most)
+    async def post(self, path: str, body: Mapping[str, Any], seconds: float | None = None) -> HttpAnswer:
+        """Return the answer to a POST of JSON. Raises VerifierBusy: the server takes no request now, and for how long;
+        ServerRefused: it answers with another status than success; VerifierLost: it cannot be reached, wants a key,
+        breaks off, or its answer is no JSON, or too long for the request; TimeoutError: there is no answer within
+        `seconds`."""
+        return await self._ask("POST", path, json.dumps(body, separators=(",", ":")).encode(), seconds)
 
-    async def _ask(
-        self, method: str, path: str, body: bytes, seconds: float | None, most: int | None = None
-    ) -> HttpAnswer:
+    async def _ask(self, method: str, path: str, body: bytes, seconds: float | None) -> HttpAnswer:
         try:
             async with asyncio.timeout(seconds):
                 try:
-                    data = await self._exchange(method, path, body, most)
+                    data = await self._exchange(method, path, body)
                 except aiohttp.ClientConnectorError:
                     raise
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # A kept connection has ended.
-                    data = await self._exchange(method, path, body, most)
+                    data = await self._exchange(method, path, body)
         except aiohttp.ServerTimeoutError:
             raise self._lost(f"does not answer within {CONNECT_SECONDS:g} seconds") from None
         except aiohttp.ClientError as error:
@@ -209,9 +205,9 @@ class HttpClient:
             raise self._lost("answers with something that is not JSON") from None
         return HttpAnswer(found, len(body), len(data))
 
-    async def _exchange(self, method: str, path: str, body: bytes, most: int | None) -> bytes:
+    async def _exchange(self, method: str, path: str, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json"} if body else {}
-        most = most or (min(MAX_ANSWER, _ANSWER + _ANSWER_A_BYTE * len(body)) if body else MAX_FACTS)
+        most = min(MAX_ANSWER, _ANSWER + _ANSWER_A_BYTE * len(body)) if body else MAX_FACTS
         async with self._session.request(
             method, self.url.base + path, data=body or None, headers=headers, allow_redirects=False
         ) as response:

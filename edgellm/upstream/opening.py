@@ -9,18 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 from edgellm.engine import Model, Vocabulary
-from edgellm.engine.model import load_tokenizer
-from edgellm.errors import (
-    SAME_VERSION,
-    InvalidOption,
-    ModelCorrupt,
-    ModelUnsupported,
-    VerifierBusy,
-    VerifierLost,
-    VerifierUnreachable,
-    VocabularyMismatch,
-)
-from edgellm.state import read_cached, write_cached, write_state
+from edgellm.errors import InvalidOption, VerifierBusy, VerifierLost, VerifierUnreachable, VocabularyMismatch
+from edgellm.state import read_cached, write_cached
 from edgellm.system import cache_dir
 from edgellm.upstream import dialects
 from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of
@@ -55,8 +45,6 @@ class OpenedUpstream:
     """A hash that stands for the model: the same as long as the server names it the same."""
     proved: bool
     """True if the server has shown that its tokens are those of the expected vocabulary."""
-    text: Model | None = None
-    """The server's own tokenizer, if it sends it; closed by whoever opened the server."""
 
 
 def models_at(url: ServerURL, options: UpstreamOptions | None) -> list[str]:
@@ -66,35 +54,23 @@ def models_at(url: ServerURL, options: UpstreamOptions | None) -> list[str]:
         return list(client.wait(models_of(client)))
 
 
-def open_upstream(
-    address: str, text: Model, options: UpstreamOptions | None = None, *, own_tokenizer: bool = False
-) -> OpenedUpstream:
+def open_upstream(address: str, text: Model, options: UpstreamOptions | None = None) -> OpenedUpstream:
     """Open the server at `address` as a verifier for drafts in the vocabulary of `text`, which renders conversations by
-    the server's chat template from now on, where the server shows it; with `own_tokenizer`, in that of the server's own
-    if it sends it. Raises InvalidOption: the address or key file is unusable, or the server has no such model or tier;
-    VerifierUnreachable: nothing answers, or the server cannot verify; VocabularyMismatch: the server's tokens
-    differ."""
+    the server's chat template from now on, where the server shows it. Raises InvalidOption: the address or key file is
+    unusable, or the server has no such model or tier; VerifierUnreachable: nothing answers, or the server cannot
+    verify; VocabularyMismatch: the server's tokens differ."""
     options = options or UpstreamOptions()
     url = ServerURL.parse(address)
     key = read_key(options.key_file)
     with _reaching(url), ExitStack() as failing:
         client = HttpClient(url, key)
         failing.callback(client.close)
-        upstream, its_own = client.wait(detect(client, text, options.tier)), None
-        with client.reading():
-            sent = client.wait(upstream.tokenizer()) if own_tokenizer else None
-        if sent is not None:
-            text = its_own = _tokenizer(sent, url)
-            failing.callback(its_own.close)
-            upstream = client.wait(detect(client, text, options.tier))
+        upstream = client.wait(detect(client, text, options.tier))
         server = [str(url), upstream.name, text.vocabulary.fingerprint]
         proved: list[object] = read_cached(_proved_servers(), list) or []
         known = server in proved
-        if its_own is not None:
-            proof = VocabularyProof(tokens=its_own.n_vocab, sent=True)
-        else:
-            with client.reading():
-                proof = client.wait(prove(upstream, text, RECHECKS if known else PROBES))
+        with client.reading():
+            proof = client.wait(prove(upstream, text, RECHECKS if known else PROBES))
         verifier = UpstreamVerifier(upstream, text, options.timing)
         failing.pop_all()
     if upstream.chat_template:
@@ -104,20 +80,7 @@ def open_upstream(
     finding = f"{upstream.dialect} at {url} verifies by {upstream.tier}: {upstream.reason}"
     notices = tuple(_notices(upstream, url, proof, known=known, key=bool(key)))
     identity = hashlib.sha256(f"{upstream.dialect} {upstream.name} {text.vocabulary.fingerprint}".encode()).hexdigest()
-    shown = bool(proof.probes) or proof.sent
-    return OpenedUpstream(verifier, url, f"{finding}; {proof}", notices, identity, shown, its_own)
-
-
-def _tokenizer(sent: bytes, url: ServerURL) -> Model:
-    """Return the tokenizer that a server has sent, as a model without weights; its file is kept by its hash. Raises
-    VerifierUnreachable where it cannot be used."""
-    path = cache_dir() / "tokenizers" / f"{hashlib.sha256(sent).hexdigest()}.gguf"
-    try:
-        write_state(path, sent)
-        return load_tokenizer(path)
-    except (ModelCorrupt, ModelUnsupported, OSError) as error:
-        what = error if isinstance(error, OSError) else error.what
-        raise VerifierUnreachable(f"The tokenizer that {url} sends cannot be used: {what}", SAME_VERSION) from None
+    return OpenedUpstream(verifier, url, f"{finding}; {proof}", notices, identity, bool(proof.probes))
 
 
 def _proved_servers() -> Path:
@@ -143,7 +106,7 @@ def _notices(upstream: Upstream, url: ServerURL, proof: "VocabularyProof", *, kn
     if not known:
         which = f"; {upstream.dialect} does so with {upstream.log_switch}" if upstream.log_switch else ""
         found.append(f"Prompts and replies go to {url}, and whoever runs that server decides what it logs{which}.")
-        if not upstream.chat_template and not proof.sent:
+        if not upstream.chat_template:
             found.append(
                 f"{upstream.dialect} does not show its chat template, so conversations are rendered by that of the "
                 "draft model, which must be of the same family."
@@ -186,15 +149,12 @@ _TOKENS = 32  # tokens of a probe
 class VocabularyProof:
     """A proof that a server's token ids mean the same there: `probes` texts of `tokens` random tokens were equal, of
     all tokens in a small vocabulary, and of every one that a conversation needs, as no server shows a list; 0 if the
-    server decodes none. `sent`: it is the server's own tokenizer."""
+    server decodes none."""
 
     probes: int = 0
     tokens: int = 0
-    sent: bool = False
 
     def __str__(self) -> str:
-        if self.sent:
-            return f"it sends its tokenizer of {self.tokens:,} tokens"
         if not self.probes:
             return "the server decodes no token ids, so its vocabulary is not proved to be the draft model's"
         return f"{self.tokens:,} tokens in {self.probes} texts mean the same there as here"

@@ -117,7 +117,7 @@ def readers(folder: Path) -> list[Reader]:
     offer = trust_pb.Offer(model="big", size=5, vocabulary=bytes(32))
     welcome = trust_pb.WelcomeReply(
         protocol=PROTOCOL, device=other.id.digest, version="1", rights=["verify", "files"], models=[offer],
-        time=1, signature=other.sign(LABEL + nonce + other.id.digest + own.identity.id.digest),
+        signature=other.sign(LABEL + nonce + other.id.digest + own.identity.id.digest),
     )  # fmt: skip
     code = Code(7, ("lamp", "otter"))
     spake = Exchange("A", code, other).spake

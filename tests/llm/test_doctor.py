@@ -4,7 +4,6 @@ import asyncio
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +63,7 @@ def test_a_sound_machine_has_no_problem_and_says_what_next_where_there_is_one(me
     found = list(examine())
     assert not [one for one in found if one.state == "problem"]
     topics = {one.topic for one in found}
-    assert topics >= {"llama.cpp", "memory", "disk", "clock", "identity", "interfaces", "multicast"}
+    assert topics >= {"llama.cpp", "memory", "disk", "identity", "interfaces", "multicast"}
     assert all(bool(one.next_step) is (one.state != "ok") for one in found)
 
 
@@ -101,11 +100,6 @@ def test_little_memory_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(system, "available_memory", lambda: (2**20, "the free memory of its control group"))
     found = only(diagnostics.examine_machine(), "memory")
     assert (found.state, "control group" in found.what) == ("problem", True)
-
-
-def test_a_clock_that_has_lost_its_time_is_told() -> None:
-    assert diagnostics.clock(datetime(1970, 1, 1, tzinfo=UTC)).state == "problem"
-    assert diagnostics.clock(datetime.now(UTC)).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -236,14 +230,12 @@ def sound(desk: Trust) -> PeerInfo:
     peer: Peer = known(desk, "desk")
     offer = Offer(model="big", size=1, vocabulary=bytes.fromhex(VOCABULARY))
     version = __version__
-    return PeerInfo(peer, Address("127.0.0.1", 5), version, frozenset({Right.VERIFY}), (offer,), 0.001, 0.5)
+    return PeerInfo(peer, Address("127.0.0.1", 5), version, frozenset({Right.VERIFY}), (offer,), 0.001)
 
 
 @pytest.mark.parametrize(
     ("changes", "topic", "says"),
     [
-        ({"clock_ahead": 7200.0}, "clock", "120 minutes ahead of"),
-        ({"clock_ahead": -7200.0}, "clock", "120 minutes behind"),
         ({"version": "0.0.1"}, "versions", "desk runs edgellm 0.0.1"),
         ({"rights": frozenset()}, "rights", "does not verify this device"),
         ({"offers": (OTHER,)}, "vocabulary", "does not have the draft model's vocabulary"),

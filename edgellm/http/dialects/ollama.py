@@ -1,8 +1,6 @@
 """Ollama's API: `/api/chat`, `/api/generate`, and the calls about models."""
 
-import asyncio
 import hashlib
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +13,6 @@ from starlette.responses import Response
 
 from edgellm.engine import ModelFile, ToolCall
 from edgellm.engine.chat.prompt import find_markup
-from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.http.dialects import ABOUT, LATEST, Dialect, chat_request, plain_name
 from edgellm.http.model_host import keep_alive_seconds
 from edgellm.http.replies import RequestHandler
@@ -147,7 +144,6 @@ class OllamaGenerateRequest(OllamaRequest):
 class OllamaModelName(RequestModel):
     model: str | None = Field(None, max_length=500)
     name: str | None = Field(None, max_length=500, description="The former name of model.")
-    verbose: bool = Field(False, description="With edgellm_tokenizer: the tokenizer as a GGUF file, in base64.")
 
 
 def _error(error: ApiError) -> Json:
@@ -322,11 +318,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     @app.post("/api/show", tags=["Ollama"], summary="What is known of a model")
     async def show(body: OllamaModelName) -> Json:
         name = plain_name(body.model or body.name) or handler.models.default_name or ""
-        file = await handler.models.file(name)
-        card = _card(await handler.models.info(name), file)
-        if not body.verbose or file is None:
-            return card
-        return {**card, "edgellm_tokenizer": b64encode(await asyncio.to_thread(tokenizer_file, file, name)).decode()}
+        return _card(await handler.models.info(name), await handler.models.file(name))
 
     @app.head("/api/version", include_in_schema=False)
     @app.get("/api/version", tags=["Ollama"], summary="The version of the API")

@@ -17,14 +17,13 @@ class WelcomeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class WelcomeReply(_message.Message):
-    __slots__ = ("protocol", "device", "signature", "version", "rights", "models", "time", "cards")
+    __slots__ = ("protocol", "device", "signature", "version", "rights", "models", "cards")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RIGHTS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
-    TIME_FIELD_NUMBER: _ClassVar[int]
     CARDS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     device: bytes
@@ -32,9 +31,8 @@ class WelcomeReply(_message.Message):
     version: str
     rights: _containers.RepeatedScalarFieldContainer[str]
     models: _containers.RepeatedCompositeFieldContainer[Offer]
-    time: int
     cards: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., device: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., version: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., time: _Optional[int] = ..., cards: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., device: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., version: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., cards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("model", "size", "vocabulary", "behind")

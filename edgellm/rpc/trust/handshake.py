@@ -51,8 +51,7 @@ class NothingListens(VerifierUnreachable):
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
     """A device that has proved its identity. `rights`: the rights of this device there; `seconds`: the round trip of a
-    call; `clock_ahead`: by how many seconds its clock is ahead of this device's; `cards`: those of its network cards
-    that are in a home's network."""
+    call; `cards`: those of its network cards that are in a home's network."""
 
     peer: Peer
     address: Address
@@ -60,7 +59,6 @@ class PeerInfo:
     rights: Rights
     offers: tuple[pb.Offer, ...]
     seconds: float
-    clock_ahead: float
     cards: tuple[NetworkCard, ...] = ()
 
 
@@ -84,7 +82,7 @@ def welcome_handlers(
         signature = trust.identity.sign(_statement(request.nonce, own_id, client))
         return pb.WelcomeReply(
             protocol=PROTOCOL, device=own_id.digest, signature=signature, version=program_version(),
-            rights=sorted(peer.rights), models=offers, time=int(time.time()),
+            rights=sorted(peer.rights), models=offers,
             cards=map(str, own_cards()),
         )  # fmt: skip
 
@@ -148,9 +146,8 @@ def read_welcome(
         pb.Offer(model=one.model[:200], size=one.size, vocabulary=one.vocabulary[:32], behind=one.behind[:200])
         for one in reply.models[:_MAX_OFFERS]
     )
-    ahead = reply.time - time.time()
     rights, cards = read_rights(reply.rights), read_cards(reply.cards)
-    return PeerInfo(peer, address, reply.version[:40], rights, offers, took, ahead, cards)
+    return PeerInfo(peer, address, reply.version[:40], rights, offers, took, cards)
 
 
 def _verified_peer(

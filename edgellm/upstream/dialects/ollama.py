@@ -1,12 +1,10 @@
 """Ollama: /api/generate in raw mode, by text. Answers have the bytes of tokens, and no ids."""
 
-from base64 import b64decode
 from dataclasses import replace
 from typing import Any
 
-from edgellm.engine.gguf.writer import MAX_TOKENIZER
 from edgellm.upstream.dialects import read
-from edgellm.upstream.dialects.served import PROBE_SECONDS, UnknownServer, reply
+from edgellm.upstream.dialects.served import UnknownServer, reply
 from edgellm.upstream.dialects.texts import TextUpstream, Written
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
 
@@ -34,21 +32,6 @@ class OllamaUpstream(TextUpstream):
         return written, reply(Tier.CONTINUE, (), answer, seconds=seconds)
 
 
-class EdgellmUpstream(OllamaUpstream):
-    """A server of edgellm, which also sends its tokenizer."""
-
-    dialect, log_switch = "edgellm", ""
-
-    async def tokenizer(self) -> bytes | None:
-        answer = await self.client.post(
-            "/api/show", {"model": self.name, "verbose": True}, PROBE_SECONDS, 2 * MAX_TOKENIZER
-        )
-        try:
-            return b64decode(read.text(read.fields(answer.json).get("edgellm_tokenizer") or ""), validate=True) or None
-        except ValueError:
-            raise RowsUnusable("a tokenizer that is no base64") from None
-
-
 def _pieces(found: Any) -> tuple[bytes, ...] | None:
     """Return the bytes of each token; None in versions without them."""
     if not (said := found.get("logprobs")):
@@ -63,14 +46,13 @@ def _pieces(found: Any) -> tuple[bytes, ...] | None:
 
 
 async def connect(server: UnknownServer) -> OllamaUpstream | None:
-    """Return the server if it is an Ollama, or edgellm itself. Raises VerifierLost, VerifierBusy: it is gone, or
+    """Return the server if it is an Ollama, or has its API. Raises VerifierLost, VerifierBusy: it is gone, or
     completes no texts; TimeoutError: it does not answer in time."""
-    if "version" not in (facts := await server.facts("/api/version")):
+    if "version" not in await server.facts("/api/version"):
         return None
-    kind = EdgellmUpstream if "edgellm" in facts else OllamaUpstream
-    await kind(server).probe(server.token)
+    await OllamaUpstream(server).probe(server.token)
     running = await server.client.get("/api/ps")
     models = map(read.fields, read.entries(read.fields(running.json).get("models")))
     mine = [one for one in models if server.model in (one.get("name"), one.get("model"))]
     length = read.maybe_count(mine[0].get("context_length")) if mine else None
-    return kind(replace(server, positions=length or server.positions))
+    return OllamaUpstream(replace(server, positions=length or server.positions))

@@ -154,10 +154,6 @@ class Upstream(ABC):
         """Return the ids of `text` by the server's tokenizer, if it takes texts and tells."""
         return None
 
-    async def tokenizer(self) -> bytes | None:
-        """Return the file of the server's tokenizer and chat template, a GGUF, if it sends one."""
-        return None
-
     async def detokenize(self, ids: Sequence[int]) -> str | None:
         """Return the text of `ids` by the server's tokenizer, if it takes ids and tells."""
         body = {"model": self.name, "tokens": list(ids), "skip_special_tokens": False}
