@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, PairOptions
 from edgellm.cli.views.console import announce, counted, say
 from edgellm.cli.views.progress import ProgressBar, download
 from edgellm.engine import Message
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong, size
-from edgellm.llm import AUTO, LLM, compose
-from edgellm.llm.messages import leave_out_turns, room_for_reply
+from edgellm.llm import AUTO, LLM
+from edgellm.llm.messages import room_for_reply
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
@@ -64,18 +64,16 @@ class StoredConversation:
             self.on = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTurn:
-    """A question as it was typed, the names of the texts that are sent with it, and its replies, mostly one."""
+class ChatTurn(NamedTuple):
+    """A question, with the texts that are sent with it, and its replies, mostly one."""
 
     question: Message
-    texts: tuple[str, ...] = ()
     replies: tuple[Message, ...] = ()
 
 
 class Chat:
-    """The turns so far. `context` texts, by name, are sent with the first question, and with the first after `clear`. A
-    conversation that is longer than the model's context loses its oldest turns, but in the stored copy they stay."""
+    """The turns so far. `context` texts, by name, are sent with the first question, and with the first after `clear`.
+    The oldest turns are not sent where they do not fit the model's context, but in the stored copy they stay."""
 
     def __init__(
         self, pair: LLM, options: ReplyOptions, *, context: Sequence[tuple[str, str]] = (), system: str | None = None,
@@ -87,7 +85,6 @@ class Chat:
         self.summary: Summary | None = None  # the last reply's; None before the first one of a conversation
         self._options, self._stored, self._reports = options, stored, reports
         self._turns: list[ChatTurn] = []
-        self._left_out = 0  # turns at the beginning that are no longer sent
         self._asked: ChatTurn | None = None
         for at, (role, text) in enumerate(() if stored is None else stored.conversation.turns):
             if role == "system" and at == 0:
@@ -95,7 +92,8 @@ class Chat:
             elif role == "user" or not self._turns:
                 self._turns.append(ChatTurn(Message(role, text)))
             else:
-                self._turns[-1] = replace(self._turns[-1], replies=(*self._turns[-1].replies, Message(role, text)))
+                question, replies = self._turns.pop()
+                self._turns.append(ChatTurn(question, (*replies, Message(role, text))))
 
     @property
     def turns(self) -> list[tuple[str, str]]:
@@ -104,7 +102,7 @@ class Chat:
 
     def use(self, pair: LLM) -> None:
         """Have other models answer from now on."""
-        self.pair, self._left_out = pair, 0
+        self.pair = pair
 
     def set_system(self, text: str | None) -> None:
         """Set the system prompt, from the beginning of the conversation on."""
@@ -118,48 +116,31 @@ class Chat:
 
     def drop_context(self, name: str) -> bool:
         """Remove a text, also from the question with which it was sent; return False if there is none of that name."""
-        if self.context.pop(name, None) is None:
+        if (text := self.context.pop(name, None)) is None:
             return False
-        for place, turn in enumerate(self._turns):
-            if name in turn.texts:
-                self._turns[place] = replace(turn, texts=tuple(one for one in turn.texts if one != name))
+        for place, (question, replies) in enumerate(self._turns):
+            if text in question.context:
+                left = tuple(one for one in question.context if one != text)
+                self._turns[place] = ChatTurn(replace(question, context=left), replies)
                 self.pair.forget_prompts()
                 self._save()
         return True
 
     def ask(self, prompt: str, **changes: Any) -> Reply:
         """Return the reply to `prompt`, which is not kept after an error, by the options but for some `changes`."""
-        options = replace(self._options, **changes)
         if self._reports is not None:
             self._reports.on_request()
-        before, length = self._left_out, self.pair.context_length
-        room = room_for_reply(self._options.max_tokens, length)
-
-        def request(begin: int) -> Reply:
-            sent = {name for turn in self._turns[begin:] for name in turn.texts}
-            texts = tuple(name for name in self.context if name not in sent)
-            self._asked = ChatTurn(Message("user", prompt), texts)
-            context = [self.context[name] for name in texts]
-            messages = compose(prompt, context=context, history=self._messages(begin), system=self.system)
-            return self.pair.reply(messages, options)
-
+        sent = {text for turn in self._turns for text in turn.question.context}
+        question = Message("user", prompt, context=tuple(one for one in self.context.values() if one not in sent))
+        self._asked = ChatTurn(question)
+        options = replace(self._options, truncation="auto", **changes)
         try:
-            count = len(self._turns)
-            reply, self._left_out = leave_out_turns(
-                range(count), count, request, lambda reply: reply.prompt_tokens <= length - room, before
-            )
+            return self.pair.reply([*self._messages(), question], options)
         except PromptTooLong:
-            raise self._too_long(prompt, room) from None
-        if self._left_out and not before:
-            say(
-                f"The conversation is longer than the context of {length} tokens. Its oldest turns are no longer sent "
-                "to the model; for a longer context: --ctx-size",
-                style="yellow",
-            )
-        return reply
+            raise self._too_long(prompt) from None
 
-    def _too_long(self, prompt: str, room: int) -> PromptTooLong:
-        """Return the error for texts and a question that are longer than the context without `room` for the reply."""
+    def _too_long(self, prompt: str) -> PromptTooLong:
+        """Return the error for texts and a question that are longer than the context."""
         counts: list[tuple[int, str]] = []
         for name, text in (("The system prompt", self.system or ""), *self.context.items(), ("The question", prompt)):
             try:
@@ -168,6 +149,7 @@ class Chat:
                 counts.append((_COUNTED, name))
         longest, name = max(counts)
         length, total = self.pair.context_length, sum(count for count, _ in counts)
+        room = room_for_reply(self._options.max_tokens, length)
         other = f", {total} with the rest of the prompt" if _COUNTED > total > longest else ""
         more = "more than " if longest == _COUNTED else ""
         return PromptTooLong(
@@ -175,13 +157,10 @@ class Chat:
             self.pair.longer_context(total + _MARKUP + room),
         )
 
-    def _messages(self, begin: int = 0) -> list[Message]:
-        """Return the messages of the turns from `begin` on, questions with their texts."""
-        found: list[Message] = []
-        for turn in self._turns[begin:]:
-            texts = [self.context[name] for name in turn.texts]
-            found += [compose(turn.question.content, context=texts)[-1] if texts else turn.question, *turn.replies]
-        return found
+    def _messages(self) -> list[Message]:
+        """Return the system prompt and the messages of all turns."""
+        opening = [Message("system", self.system)] if self.system else []
+        return [*opening, *(one for turn in self._turns for one in (turn.question, *turn.replies))]
 
     def add_reply(self, summary: Summary) -> None:
         """Add the finished reply to the conversation: a stopped one as far as it got, an empty one not at all."""
@@ -189,7 +168,7 @@ class Chat:
         if self._reports is not None:
             self._reports.reply_finished(summary)
         if summary.text and self._asked is not None:
-            self.put_back(replace(self._asked, replies=(Message("assistant", summary.text),)))
+            self.put_back(ChatTurn(self._asked.question, (Message("assistant", summary.text),)))
 
     def undo(self) -> ChatTurn | None:
         """Take back the last question and its reply, and return them; None if there are none."""
@@ -197,7 +176,6 @@ class Chat:
             return None
         self.pair.forget_prompts()
         turn = self._turns.pop()
-        self._left_out = min(self._left_out, len(self._turns))
         self._save()
         return turn
 
@@ -208,7 +186,7 @@ class Chat:
 
     def clear(self) -> None:
         """Forget all messages; the stored copy stays, and a new copy begins."""
-        self._turns, self._left_out, self.summary = [], 0, None
+        self._turns, self.summary = [], None
         if self._stored is not None:
             self._stored.begin()
 
@@ -217,8 +195,7 @@ class Chat:
 
     def _save(self) -> None:
         if self._stored is not None and (self._turns or self._stored.conversation.turns):
-            opening = [Message("system", self.system)] if self.system and self._turns else []
-            self._stored.save([*opening, *self._messages()])
+            self._stored.save([one.whole() for one in self._messages()] if self._turns else [])
 
 
 RECALLED = 2**16
