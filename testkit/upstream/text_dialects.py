@@ -4,7 +4,6 @@ from typing import Any
 
 from edgellm.spec.types import Sampling
 from testkit.upstream.dialects import MODEL, Dialect, Invalid, Missing, UnknownModel
-from testkit.upstream.engine import Engine, logprobs
 
 
 class Continuing(Dialect):
@@ -21,11 +20,7 @@ class Continuing(Dialect):
 
 
 class Ollama(Continuing):
-    """Ollama 0.33. With `quiet` it names no pieces, as versions before 0.12.11."""
-
-    def __init__(self, engine: Engine, *, quiet: bool = False) -> None:
-        super().__init__(engine)
-        self.quiet = quiet
+    """Ollama 0.33."""
 
     def get(self, path: str) -> Any:
         if path == "/v1/models":
@@ -46,22 +41,13 @@ class Ollama(Continuing):
         if not body["raw"] or options["repeat_penalty"] != 1.0 or body["truncate"] or body["shift"]:
             raise Invalid("this server would write by another rule")
         sampling = Sampling(options["temperature"], options["top_k"], options["top_p"], min_p=options["min_p"])
-        tokens, rows, ended = self.continued(body["prompt"], options["num_predict"], sampling, options["seed"])
-        found: dict[str, Any] = {
+        tokens, _, ended = self.continued(body["prompt"], options["num_predict"], sampling, options["seed"])
+        return {
             "model": MODEL, "created_at": "2026-11-01T00:00:00Z", "response": self.text(tokens), "done": True,
             "done_reason": "stop" if ended else "length", "total_duration": 3_000_000, "load_duration": 1,
             "prompt_eval_count": 9, "prompt_eval_duration": 1_000_000, "eval_count": len(tokens),
             "eval_duration": 1_000_000,
         }  # fmt: skip
-        if body.get("logprobs") and not self.quiet:
-            found["logprobs"] = [
-                {
-                    "token": self.text([token]), "logprob": float(logprobs(row)[token]),
-                    "bytes": list(self.engine.model.control_text(token)),
-                }
-                for token, row in zip(tokens, rows, strict=True)
-            ]  # fmt: skip
-        return found
 
 
 class TextCompletions(Continuing):

@@ -44,7 +44,6 @@ WAYS: dict[str, tuple[Make, Tier | None]] = {
     "sglang-score": (Sglang, None),
     "sglang-fan-out": (Sglang, Tier.FAN_OUT),
     "ollama": (Ollama, None),
-    "ollama-quiet": (lambda engine: Ollama(engine, quiet=True), None),
     "lm-studio": (LmStudio, None),
     "tabby": (Tabby, None),
     "mlx-lm": (MlxLm, None),

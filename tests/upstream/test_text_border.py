@@ -81,29 +81,21 @@ def test_a_text_without_a_border_is_refused(served: Model, borders: TextBorders)
 
 
 def test_what_is_behind_a_border(served: Model, borders: TextBorders) -> None:
-    """By pieces or by text, the tokens behind the prefix are the same."""
     prefix, more = served.plain_prompt("The mug is"), served.plain_prompt(" in the kitchen.").tolist()
     said = " in the kitchen."
-    pieces = tuple(served.control_text(token) for token in more)
-    for written in (
-        Written(said, False, pieces), Written(said, False), Written(said + "\N{REPLACEMENT CHARACTER}", False),
-    ):  # fmt: skip
+    for written in (Written(said, False), Written(said + "\N{REPLACEMENT CHARACTER}", False)):
         assert borders.behind(prefix, len(prefix), written) == more
 
 
 def test_what_a_server_writes_again_is_left_out(served: Model, borders: TextBorders) -> None:
     text, _ = divided(served, "the kitchen table")
     border, before = borders.last(text)
-    again = text[border:].tolist()
     more = served.plain_prompt(" mug").tolist()
     said = "the kitchen table mug"[len(before) :]
-    pieces = tuple(served.control_text(token) for token in again + more)
-    assert borders.behind(text, border, Written(said, False, pieces=pieces)) == more
     assert borders.behind(text, border, Written(said, False)) == more
     assert borders.behind(text, border, Written(said[:1], False)) == []
-    for other in (Written("?" + said, False), Written(said, False, pieces=(served.control_text(again[0] + 1),))):
-        with pytest.raises(RowsUnusable, match="another text"):
-            borders.behind(text, border, other)
+    with pytest.raises(RowsUnusable, match="another text"):
+        borders.behind(text, border, Written("?" + said, False))
 
 
 def test_rows_end_at_a_border_that_survives(served: Model, borders: TextBorders) -> None:

@@ -1,12 +1,11 @@
-"""Ollama: /api/generate in raw mode, by text. Answers have the bytes of tokens, and no ids."""
+"""Ollama: /api/generate in raw mode, by text."""
 
 from dataclasses import replace
-from typing import Any
 
 from edgellm.upstream.dialects import read
 from edgellm.upstream.dialects.served import UnknownServer, reply
 from edgellm.upstream.dialects.texts import TextUpstream, Written
-from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
+from edgellm.upstream.rows import RowReply, RowRequest, Tier
 
 
 class OllamaUpstream(TextUpstream):
@@ -17,7 +16,7 @@ class OllamaUpstream(TextUpstream):
     async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
         sampling = request.sampling
         body = {
-            "model": self.name, "prompt": prompt, "raw": True, "stream": False, "logprobs": True,
+            "model": self.name, "prompt": prompt, "raw": True, "stream": False,
             "truncate": False, "shift": False,  # Too long a text is refused, and never cut.
             "options": {
                 "num_predict": tokens, "temperature": max(0.0, sampling.temperature), "top_k": max(0, sampling.top_k),
@@ -27,22 +26,9 @@ class OllamaUpstream(TextUpstream):
         }  # fmt: skip
         answer = await self.client.post("/api/generate", body)
         found = read.fields(answer.json)
-        written = Written(read.text(found.get("response")), found.get("done_reason") == "stop", _pieces(found))
+        written = Written(read.text(found.get("response")), found.get("done_reason") == "stop")
         seconds = read.seconds(found.get("prompt_eval_duration"), found.get("eval_duration"), per_second=1e9)
         return written, reply(Tier.CONTINUE, (), answer, seconds=seconds)
-
-
-def _pieces(found: Any) -> tuple[bytes, ...] | None:
-    """Return the bytes of each token; None in versions without them."""
-    if not (said := found.get("logprobs")):
-        return None
-    pieces = []
-    for one in map(read.fields, read.entries(said)):
-        codes = [read.whole(code) for code in read.entries(one.get("bytes") or [])]
-        if any(not 0 <= code < 256 for code in codes):
-            raise RowsUnusable("bytes that are none")
-        pieces.append(bytes(codes) or read.text(one.get("token")).encode())
-    return tuple(pieces)
 
 
 async def connect(server: UnknownServer) -> OllamaUpstream | None:

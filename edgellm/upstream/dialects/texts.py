@@ -25,12 +25,10 @@ _MORE = 8  # further tokens to ask for after too short an answer
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A server's continuation of a text. `pieces` are the bytes of its tokens, None if unknown; `ended`: the end of the
-    turn was written, which is not in `text`."""
+    """A server's continuation of a text. `ended`: the end of the turn was written, which is not in `text`."""
 
     text: str
     ended: bool
-    pieces: tuple[bytes, ...] | None = None
 
 
 class TextBorders:
@@ -40,7 +38,6 @@ class TextBorders:
         """Encode prompts as servers do: with BOS if the model wants it, and names of control tokens as those tokens."""
         self._encode, self._vocabulary = model.plain_prompt, model.vocabulary
         self._begin = self._encode("").tolist()
-        self._by_piece: dict[bytes, int] | None = None
 
     @property
     def has_begin(self) -> bool:
@@ -80,11 +77,6 @@ class TextBorders:
         """Return the ids that a server wrote behind `prefix` (n,) when asked to continue from `border`, without the end
         of the turn. Raises RowsUnusable: it did not repeat the end of `prefix`, or wrote no text of the vocabulary."""
         again = prefix[border:].tolist()
-        found = self._named(written)
-        if found is not None:
-            if found[: len(again)] != again:
-                raise RowsUnusable("another text than before")
-            return found[len(again) :]
         text = written.text if written.ended else written.text.rstrip("\N{REPLACEMENT CHARACTER}")
         known, data = self._bytes(again), text.encode()
         if not data.startswith(known):
@@ -101,19 +93,6 @@ class TextBorders:
         if self._bytes(ids) != rest:
             raise RowsUnusable("a text that cannot be divided into tokens")
         return ids
-
-    def _named(self, written: Written) -> list[int] | None:
-        """Return the ids that a server named by their pieces; None without those."""
-        if written.pieces is None:
-            return None
-        if self._by_piece is None:
-            self._by_piece = self._vocabulary.written()
-        found = []
-        for piece in written.pieces:
-            if (token := self._by_piece.get(piece)) is None:
-                break
-            found.append(token)
-        return found
 
     def safe(self, prefix: Ids, own: Sequence[int]) -> list[int]:
         """Return `own`, tokens behind `prefix` (n,), up to the last border that survives; all if none does."""
