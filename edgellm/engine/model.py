@@ -92,16 +92,6 @@ class Model(TextModel):
         """The settings with which it is computed."""
         return self.spec.hardware
 
-    @property
-    def architecture(self) -> str:
-        """The name of its architecture."""
-        return self.header.architecture
-
-    @property
-    def size_bytes(self) -> int:
-        """The length of its file or files."""
-        return self.header.file_size
-
     @cached_property
     def n_params(self) -> int:
         """The number of its weights."""

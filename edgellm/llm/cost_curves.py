@@ -54,7 +54,7 @@ LINK_CURVE = CostCurve(KNOTS, tuple(0.02 * (1.0 + ROW_SHARE * (rows - 1)) for ro
 
 def estimated_curve(model: Model) -> CostCurve:
     """Return a cautious guess for a model that has not been measured on this device; decodes are not padded by it."""
-    one = model.size_bytes / BANDWIDTH
+    one = model.header.file_size / BANDWIDTH
     return CostCurve(KNOTS, tuple(one * (1.0 + ROW_SHARE * (rows - 1)) for rows in KNOTS))
 
 

@@ -64,7 +64,8 @@ class LLM:
         self.verifier_at = "" if far is None else far.address
         self.verifier_up = None if far is None else far.up
         self.verifier_reason = "" if far is None else far.reason
-        self.name = self.verifier_name if self.verifier_name and self.verifier_at else name_of(engine.text.path)
+        here = engine.text.file.known_as or name_of(engine.text.path)
+        self.name = self.verifier_name if self.verifier_name and self.verifier_at else here
         grammars = verifies is None or verifies.capabilities.grammars
         self.prompts = PromptWriter(engine.text, engine.context, grammars)
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()

@@ -361,7 +361,8 @@ def _introduce(engine: PairEngine, draft: Model, policy: DraftPolicy) -> None:
     same = draft.placement == engine.text.placement
     profile = None if engine.knowledge is None else engine.knowledge.profile(False)
     acceptance = () if profile is None else profile.acceptance
-    policy.meet(DRAFT_MODEL, same * policy.cost.single * draft.size_bytes / engine.text.size_bytes, acceptance)
+    share = draft.header.file_size / engine.text.header.file_size
+    policy.meet(DRAFT_MODEL, same * policy.cost.single * share, acceptance)
 
 
 def _close_thought(text: Model, channels: ChannelSplitter, state: GenerationState, stats: Summary) -> bool:

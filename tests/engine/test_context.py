@@ -214,7 +214,7 @@ def at_once(model: Model, ids: Ids) -> Floats:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_so_it_does_with_every_architecture(architectures: Architectures, name: str) -> None:
     with Model.load(architectures(name)) as model:
-        assert model.architecture == name
+        assert model.header.architecture == name
         ids = some_ids(N, model.n_vocab)
         assert difference(at_once(model, ids), one_by_one(model, ids)) < (GELU if name in LOOKED_UP else CLOSE)
 

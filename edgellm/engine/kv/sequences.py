@@ -143,7 +143,7 @@ class CachedSequences(ABC):
         """Manage the cache of `context`. Raises ModelUnsupported: the model keeps none."""
         self.model, self.spec, self.native = model, spec, context
         self._cache = KVCache(
-            model.owned, context, spec.sequences, model.architecture,
+            model.owned, context, spec.sequences, model.header.architecture,
             trusted="rollback" not in model.faults, whole_window=spec.whole_window,
         )  # fmt: skip
         if not self._cache.exists:

@@ -17,7 +17,7 @@ from edgellm.http.schemas.responses import Json, json_bytes
 ABOUT = "JSON, whole or as a stream, as the API's own documentation describes it"
 """The description of a reply."""
 NAMES = ("anthropic", "ollama", "responses", "embeddings", "openai")
-"""The modules that are served."""
+"""The modules that are served; an error has the form of the first whose path it is below."""
 LATEST = ":latest"
 """The tag that Ollama's clients add to names without one."""
 

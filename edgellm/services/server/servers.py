@@ -138,7 +138,7 @@ class VerifierServer(SessionServer):
         )  # fmt: skip
         self.serve(
             VerifyingModel(
-                info, vocabulary, self._worker, options.max_waiting, model.grammar, model.size_bytes,
+                info, vocabulary, self._worker, options.max_waiting, model.grammar, model.header.file_size,
                 tokenizer_to_send(model.file, name),
             )
         )  # fmt: skip

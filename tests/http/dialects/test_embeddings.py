@@ -78,7 +78,7 @@ def test_the_lists_of_models_name_it(embedding: HttpServer, embedder: Embedder) 
         assert [one.model for one in client.list().models] == ["edgellm-verifier:latest", "bert:latest"]
         running = client.ps().models[-1]
         assert (running.model, running.context_length) == ("bert:latest", embedder.positions)
-        assert running.size == embedder.model.size_bytes
+        assert running.size == embedder.model.header.file_size
         for name in ("bert", "bert:latest"):
             shown = client.show(name)
             assert (shown.capabilities, shown.details and shown.details.family) == (["embedding"], "bert")
