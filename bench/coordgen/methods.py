@@ -141,8 +141,7 @@ class Method:
         sources: dict[str, DraftSource | None] = {"base": base, **{name: beside[name] for name in others}}
         if self.calibrates:
             sources["none"] = _Mute(seen)
-        priors = {name: kind.prior for name, kind in SOURCES.items()}
-        chances = EvidenceAcceptance([prior, *(priors[name] for name in others), 0.0])
+        chances = EvidenceAcceptance([prior, *(SOURCES[name] for name in others), 0.0])
         self.copies = Retriever(
             sources, chances, inside=inside, is_eog=cache(model.is_eog), hopeless=HOPELESS if others else 0.0
         )

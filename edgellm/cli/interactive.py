@@ -293,10 +293,10 @@ def _files(_: Conversing, words: str) -> Completions:
 
 
 def _models(_: Conversing, words: str) -> Completions:
-    from edgellm.cli.options import known_models
-
     before, space, last = words.rpartition(" ")
-    return [(f"{before}{space}{name}", about) for name, about in dict(known_models(last)).items()]
+    known = {model.name: size(model.size) for model in storage.list_models()}
+    known |= {model.name: size(model.size) for model in storage.catalog().models.values()}
+    return [(f"{before}{space}{name}", about) for name, about in known.items() if name.startswith(last)]
 
 
 COMMANDS = (

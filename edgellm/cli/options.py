@@ -8,9 +8,8 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from configparser import ConfigParser
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, g
 
 import typer
 
-from edgellm.errors import EdgeError, InvalidOption, size
-from edgellm.spec.params import AS_MODEL, Completion, Flag, flag, flags_of
+from edgellm.errors import InvalidOption
+from edgellm.spec.params import AS_MODEL, Flag, flag, flags_of
 
 if TYPE_CHECKING:
     from edgellm.engine.hardware import Hardware
@@ -53,17 +52,16 @@ class _Record:
             for name in wanted:
                 texts[name] = option_texts().get(home.__name__, name, fallback="")
                 if choices := self.flags[name].choices:
-                    wanted[name] = str if self.flags[name].several else Literal[tuple(choices)]
+                    wanted[name] = Literal[choices]
             hints |= typing.get_type_hints(SimpleNamespace(__annotations__=wanted), vars(sys.modules[home.__module__]))
         defaults = {one.name: one.default for one in fields(self.kind)}
         for name, one in self.flags.items():
             hint, default = hints[name], defaults[name]
             if typing.get_origin(hint) is tuple:
                 hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
-            complete = one.complete or (None if one.choices is None else completion(one.choices, one.several))
             made = typer.Option(
                 *one.names, metavar=one.metavar, help=one.help or texts[name], show_default=one.shown or True,
-                envvar=one.variable, autocompletion=complete, rich_help_panel=one.panel, min=one.least,
+                envvar=one.variable, rich_help_panel=one.panel, min=one.least,
             )  # fmt: skip
             kind = inspect.Parameter.KEYWORD_ONLY
             yield inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, made])
@@ -109,18 +107,6 @@ def with_records(command: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-def completion(choices: Mapping[str, str], several: Collection[str] = ()) -> Completion:
-    """Return the shell completion of a choice; of `several`, separated by commas, for the last one typed."""
-
-    def complete(incomplete: str) -> Iterator[tuple[str, str]]:
-        *before, last = incomplete.split(",") if several else [incomplete]
-        for name, meaning in choices.items():
-            if name.startswith(last.lower()) and name not in before and (not before or name in several):
-                yield ",".join([*before, name]), meaning
-
-    return complete
-
-
 def dashed(name: str) -> str:
     """Return the flag of a field's name."""
     return f"--{name.replace('_', '-')}"
@@ -157,55 +143,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")]
 
 
-def _completes(known: Callable[[], Iterable[tuple[str, str]]]) -> Completion:
-    """Return the shell completion by names that are `known`, each with a line about it."""
-
-    def complete(incomplete: str) -> Iterator[tuple[str, str]]:
-        with suppress(OSError, EdgeError):
-            yield from (one for one in known() if one[0].lower().startswith(incomplete.lower()))
-
-    return complete
-
-
-@_completes
-def model_names() -> Iterator[tuple[str, str]]:
-    """Yield the models on this machine, with their sizes."""
-    from edgellm.storage import list_models
-
-    yield from ((model.name, f"{model.origin}, {size(model.size)}") for model in list_models())
-
-
-@_completes
-def catalog_names() -> Iterator[tuple[str, str]]:
-    """Yield the models of the catalogue, with their sizes."""
-    from edgellm.storage import catalog
-
-    yield from ((model.name, f"{model.title}, {size(model.size)}") for model in catalog().models.values())
-
-
-def known_models(incomplete: str) -> Iterator[tuple[str, str]]:
-    """Yield the models on this machine, then those of the catalogue."""
-    yield from model_names(incomplete)
-    yield from catalog_names(incomplete)
-
-
-@_completes
-def peer_names() -> Iterator[tuple[str, str]]:
-    """Yield the paired devices, with their short IDs."""
-    from edgellm.rpc.trust.trust import Peers
-
-    yield from ((peer.name, peer.id.short) for peer in Peers().all())
-
-
-@_completes
-def conversation_ids() -> Iterator[tuple[str, str]]:
-    """Yield the conversations, with their first questions."""
-    from edgellm.cli.views.console import one_line
-    from edgellm.storage.chat_log import History
-
-    yield from ((one.id, one_line(one.title)[:60]) for one in History().all())
-
-
 Engine: TypeAlias = Literal["auto", "stages", "rpc"]
 """The engines that spread a model over devices."""
 Objective: TypeAlias = Literal["ttft", "reply"]
@@ -215,12 +152,12 @@ Objective: TypeAlias = Literal["ttft", "reply"]
 class PairOptions:
     """The models of a conversation, and where the verifier is."""
 
-    draft: str = option(DEFAULT, "MODEL", variable="EDGELLM_DRAFT", shown=DEFAULT_DRAFT, complete=model_names)
+    draft: str = option(DEFAULT, "MODEL", variable="EDGELLM_DRAFT", shown=DEFAULT_DRAFT)
     verifier: str = option(
         DEFAULT, "MODEL|HOST:PORT|URL|auto", names=("-m", "--verifier"), variable="EDGELLM_VERIFIER",
-        shown=DEFAULT_VERIFIER, complete=model_names,
+        shown=DEFAULT_VERIFIER,
     )  # fmt: skip
-    peer: tuple[str, ...] = option((), "DEVICE|HOST:PORT", complete=peer_names)
+    peer: tuple[str, ...] = option((), "DEVICE|HOST:PORT")
     mesh: str | None = option(None, "SPLIT|FILE.toml|auto", panel=DEVICES)
     engine: Engine = option("auto", "auto|stages|rpc")
     objective: Objective = option("reply", panel=DEVICES)

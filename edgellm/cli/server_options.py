@@ -24,7 +24,7 @@ class RoleOptions:
 
     role: Role = option("pair")
     model: tuple[str, ...] = option(
-        (), "MODEL", names=("-m", "--model"), complete=options.model_names, shown=options.DEFAULT_VERIFIER,
+        (), "MODEL", names=("-m", "--model"), shown=options.DEFAULT_VERIFIER,
     )  # fmt: skip
     upstream: tuple[str, ...] = option((), "URL[#MODEL]")
     sessions: int | None = option(None, "N", least=1, panel=options.DEVICES, shown="8, or as many as fit")
@@ -43,11 +43,11 @@ class RoleOptions:
 class ServedPair(options.PairOptions):
     """The models of a served pair."""
 
-    draft: str = option(options.DEFAULT, "MODEL", complete=options.model_names, shown=options.DEFAULT_DRAFT)
+    draft: str = option(options.DEFAULT, "MODEL", shown=options.DEFAULT_DRAFT)
     verifier: str = option(
-        options.DEFAULT, "MODEL|HOST:PORT|URL|auto", complete=options.model_names, shown=options.DEFAULT_VERIFIER,
+        options.DEFAULT, "MODEL|HOST:PORT|URL|auto", shown=options.DEFAULT_VERIFIER,
     )  # fmt: skip
-    peer: tuple[str, ...] = option((), "DEVICE|HOST:PORT", complete=options.peer_names)
+    peer: tuple[str, ...] = option((), "DEVICE|HOST:PORT")
     prompt_cache: float = option(0.0, "GB", least=0.0, panel="Conversation")
 
 
@@ -93,7 +93,7 @@ class HTTPOptions:
     strict: bool = _http(False, names=("--strict",))
     alias: tuple[str, ...] = _http((), "NAME=MODEL", shown="none")
     keep_alive: str = _http("5m", "TIME")
-    embeddings: str | None = _http(None, "MODEL", shown="none", complete=options.model_names)
+    embeddings: str | None = _http(None, "MODEL", shown="none")
 
 
 def _names(record: type[Any]) -> set[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib import import_module
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 AS_MODEL = "the model's"  # what help pages say of a default that the model decides
 
 _KEY = "flag"
-Completion = Callable[[str], Iterable[tuple[str, str]]]
-"""Returns the completions of a begun word, each with a line about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +37,8 @@ class Flag:
     """The default that a help page shows, where it differs from the field's own."""
     variable: str | None = None
     """An environment variable that takes precedence over that of the flag's name."""
-    complete: Completion | None = None
-    choices: Mapping[str, str] | None = None
-    """The values, each with its meaning."""
-    several: Collection[str] = ()
-    """The choices that may be given together, separated by commas."""
+    choices: tuple[str, ...] = ()
+    """The values, if there are only some."""
     least: float | None = None
 
 
@@ -61,45 +56,37 @@ _RULES, _SYNERA = "edgellm.spec.gates.rules", "edgellm.spec.gates.synera"
 
 
 class GateKind(NamedTuple):
-    """A gate: the chunks that it chooses to verify; the place of the function that makes `Chances` from a profile and a
-    share, which keeps a budget; the budget that the gate stands for; and whether it needs importance."""
+    """A gate: the place of the function that makes `Chances` from a profile and a share, which keeps a budget; the
+    budget that the gate stands for; and whether it needs importance."""
 
-    text: str
     chances: str = ""
     stands_for: float | None = None
     importance: bool = False
 
 
 GATES = {
-    "auto": GateKind("chunks whose verdict saves the reply, by the pair's profile"),
-    "synera": GateKind("the paper's gate: confidence, then importance", f"{_SYNERA}:by_both", importance=True),
-    "confidence": GateKind("chunks of low confidence", f"{_RULES}:by_confidence"),
-    "importance": GateKind("chunks that later tokens attend to", f"{_SYNERA}:by_importance", importance=True),
-    "random": GateKind("chunks at random", f"{_RULES}:at_random"),
-    "always": GateKind("every chunk", stands_for=1.0),
-    "never": GateKind("no chunk", stands_for=0.0),
+    "auto": GateKind(),  # chunks whose verdict saves the reply, by the pair's profile
+    "synera": GateKind(f"{_SYNERA}:by_both", importance=True),  # the paper's: confidence, then importance
+    "confidence": GateKind(f"{_RULES}:by_confidence"),
+    "importance": GateKind(f"{_SYNERA}:by_importance", importance=True),
+    "random": GateKind(f"{_RULES}:at_random"),
+    "always": GateKind(stands_for=1.0),
+    "never": GateKind(stands_for=0.0),
 }
 """The gates by name. A mechanism is a module and its lines."""
 
 TRUNCATIONS = ("auto", "disabled")
 
 
-class SourceKind(NamedTuple):
-    """A source of copies: its texts, and the prior chance that a token which it alone offers is accepted."""
-
-    text: str
-    prior: float
-
-
 SOURCES = {
-    "context": SourceKind("the prompt and the reply so far", 0.35),
-    "history": SourceKind("past conversations, verbatim", 0.5),
-    "calibration": SourceKind("the model's predictions while it read the prompt", 0.3),
-    "reuse": SourceKind("the rest of a rejected draft", 0.4),
-    "schema": SourceKind("what the reply's JSON schema leaves no choice about", 0.8),
+    "context": 0.35,  # the prompt and the reply so far
+    "history": 0.5,  # past conversations, verbatim
+    "calibration": 0.3,  # the model's predictions while it read the prompt
+    "reuse": 0.4,  # the rest of a rejected draft
+    "schema": 0.8,  # what the reply's JSON schema leaves no choice about
 }
-"""The sources that drafts can be retrieved from."""
-_RETRIEVALS = {"auto": "all sources that pay off", "off": "none", **{name: kind.text for name, kind in SOURCES.items()}}
+"""The sources that drafts can be retrieved from, each with the prior chance that a token which it alone offers is
+accepted."""
 DEFAULT_SOURCES = ("context", "history", "schema")
 """The default sources: calibration and reuse cost as much as they bring."""
 ANY_TOOL = "*"
@@ -163,7 +150,7 @@ class ReplyOptions:
     gate: str | Gate = _drafts(
         "auto",
         f"Rule that chooses the chunks to verify: {', '.join(GATES)}; auto: by the pair's profile.",
-        "GATE", choices={name: kind.text for name, kind in GATES.items()},
+        "GATE", choices=tuple(GATES),
     )  # fmt: skip
     """One of `GATES`, or a custom gate. `auto` verifies everything without a budget."""
     drafter: Drafter | None = None
@@ -181,7 +168,6 @@ class ReplyOptions:
     given number together with the gate `always` drafts in each round, whether that pays or not."""
     retrieval: str = _drafts(
         "auto", f"Sources to copy drafts from, separated by commas: {', '.join(SOURCES)}.", "auto|off|SOURCES",
-        choices=_RETRIEVALS, several=SOURCES,
     )  # fmt: skip
     """Used only if everything is verified, so it never changes the text."""
     stop: tuple[str, ...] = ()  # texts that end the reply, and are not part of it

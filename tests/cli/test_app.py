@@ -16,8 +16,8 @@ import typer
 
 import edgellm
 from edgellm import cli, storage
-from edgellm.cli.app import SHORT, pages, run
-from edgellm.cli.options import model_names, option_texts
+from edgellm.cli.app import SHORT, pages
+from edgellm.cli.options import option_texts
 from edgellm.errors import EdgeError
 from edgellm.rpc.trust.trust import Peers
 from tests.cli.conftest import Edge, commands
@@ -152,21 +152,6 @@ def test_a_chat_in_this_process_imports_no_network() -> None:
     assert "edgellm.llm" in found
     packages = {"rpc", "services", "mesh", "coldstart", "http", "diagnostics"}
     assert not found & {*(f"edgellm.{one}" for one in packages), "grpc", "cryptography", "zeroconf", "prompt_toolkit"}
-
-
-@pytest.mark.usefixtures("cache")
-def test_model_and_gate_names_complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [name for name, _ in model_names("EDGE")] == ["edgellm-draft", "edgellm-verifier"]
-    monkeypatch.setenv("_EDGELLM_COMPLETE", "complete_zsh")
-    for words, wanted, other in (
-        ("show edgellm-d", "edgellm-draft", "verifier"),
-        ("chat --gate s", "synera", "random"),
-    ):
-        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"edgellm {words}")
-        run(())
-        shown = capsys.readouterr().out
-        assert wanted in shown
-        assert other not in shown
 
 
 def options(context: typer.Context) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from edgellm.cli.app import app
 from edgellm.cli.commands.config import write_settings
-from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions, ThinkOptions, completion, with_records
+from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions, ThinkOptions, with_records
 from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import flag
@@ -29,7 +29,7 @@ QUESTION = "Where is my mug?"
 class Shelf:
     """A record with a field of each kind."""
 
-    mug: str = flag("red", "Its colour.", choices={"red": "like a rose", "blue": "like the sea"})
+    mug: str = flag("red", "Its colour.", choices=("red", "blue"))
     tools: tuple[Path, ...] = flag((), "What lies on it.", "FILE")
     height: float = flag(1.0, "How high it hangs.", "M", least=0.5, shown="as is usual")
     kept: int = 7
@@ -68,14 +68,6 @@ def test_a_command_gets_the_record_of_its_flags() -> None:
     for wrong in (("--mug", "green"), ("--height", "0"), ("--kept", "3"), ("--tool", "a")):
         with pytest.raises(AssertionError, match="Usage"):
             given(Shelf, *wrong)
-
-
-def test_choices_complete_and_several_are_separated_by_commas() -> None:
-    colours = {"any": "each", "red": "like a rose", "blue": "like the sea"}
-    assert [*completion(colours)("R")] == [("red", "like a rose")]
-    some = completion(colours, ("red", "blue"))
-    assert [name for name, _ in some("")] == ["any", "red", "blue"]
-    assert [name for name, _ in some("blue,")] == ["blue,red"]
 
 
 # --- settings -----------------------------------------------------------------------------------------------------

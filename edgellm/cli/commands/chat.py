@@ -27,9 +27,7 @@ class TalkOptions(Display):
     system: str | None = option(None, "TEXT", names=("-s", "--system"))
     history: bool = option(True, panel=_CONVERSATION)
     prompt_cache: float = option(1.0, "GB", least=0.0, panel=_CONVERSATION)
-    conversation: str | None = option(
-        None, "ID", panel=_CONVERSATION, complete=options.conversation_ids, shown="a new one"
-    )
+    conversation: str | None = option(None, "ID", panel=_CONVERSATION, shown="a new one")
     profile: Path | None = option(None, "FILE", panel=options.DRAFTS, shown="the kept one")
 
 

@@ -40,7 +40,7 @@ def plan(
     ctx: typer.Context,
     asked: PlanOptions,
     hardware: Annotated[options.PlanHardware, *options.PLANNING],
-    model: str | None = typer.Argument(None, metavar="[MODEL]", autocompletion=options.model_names, show_default=False),
+    model: str | None = typer.Argument(None, metavar="[MODEL]", show_default=False),
     as_json: options.AsJson = False,
 ) -> None:
     from edgellm.cli.views.mesh_view import print_rpc_plan, rpc_figures, say_context
@@ -146,7 +146,7 @@ AUTO = "auto"
 
 def run(
     context: typer.Context,
-    model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names),
+    model: str = typer.Argument(..., metavar="MODEL"),
     words: list[str] | None = typer.Argument(None, metavar="[PROMPT]"),
     split: str | None = typer.Option(None, metavar="NAME:A-B,NAME:C-D", show_default="the best one"),
     devices: Path | None = typer.Option(None, metavar="FILE.toml"),

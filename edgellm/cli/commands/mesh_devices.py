@@ -53,8 +53,7 @@ class PlanOptions:
 
 
 def peers(
-    measure: str | None = typer.Option(None, metavar="MODEL", autocompletion=options.model_names, show_default=False),
-    as_json: options.AsJson = False,
+    measure: str | None = typer.Option(None, metavar="MODEL", show_default=False), as_json: options.AsJson = False
 ) -> None:
     from edgellm.engine import ModelFile
     from edgellm.engine.hardware import ON_PROCESSOR
@@ -232,7 +231,7 @@ def deploy(
     asked: DeployOptions,
     planned: Annotated[PlanOptions, "peer", "tokens_in", "tokens_out", "objective"],
     hardware: Annotated[options.PlanHardware, *options.PLANNING],
-    model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names),
+    model: str = typer.Argument(..., metavar="MODEL"),
     as_json: options.AsJson = False,
 ) -> None:
     from edgellm.engine import ModelFile

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from edgellm import storage
-from edgellm.cli.options import AsJson, Yes, catalog_names, known_models, model_names
+from edgellm.cli.options import AsJson, Yes
 from edgellm.cli.views import console as ui
 from edgellm.cli.views.console import show as show_rows
 from edgellm.cli.views.progress import download
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _NAME = "Name from `edgellm ls` or `edgellm catalog`, user/repo[:quant], or path."
-Name = Annotated[str, typer.Argument(metavar="MODEL", help=_NAME, autocompletion=model_names)]
+Name = Annotated[str, typer.Argument(metavar="MODEL", help=_NAME)]
 _LEFT_TO_US = ("draft", "verifier", "peer", "mesh", "profile")  # settings of `chat` that belong to another pair
 
 
@@ -57,10 +57,7 @@ def catalog(family: str | None = typer.Argument(None, metavar="[FAMILY]"), as_js
     show_rows(rows, columns, as_json, empty="", hint=hint)
 
 
-def pull(
-    name: str = typer.Argument(..., metavar="NAME|USER/REPO[@REVISION][:QUANT]", autocompletion=catalog_names),
-    as_json: AsJson = False,
-) -> None:
+def pull(name: str = typer.Argument(..., metavar="NAME|USER/REPO[@REVISION][:QUANT]"), as_json: AsJson = False) -> None:
     plan = storage.plan(name)
     if plan.renamed:
         ui.say(f"{storage.hub_name(name).repo_id} is called {plan.renamed} now.")
@@ -190,16 +187,10 @@ def model_facts(path: Path) -> dict[str, Any]:
 
 def run(
     context: typer.Context,
-    model: str | None = typer.Argument(
-        None, metavar="MODEL", help=_NAME, autocompletion=known_models, show_default=False
-    ),
+    model: str | None = typer.Argument(None, metavar="MODEL", help=_NAME, show_default=False),
     words: list[str] | None = typer.Argument(None, metavar="[PROMPT]"),
-    named: str | None = typer.Option(
-        None, "-m", "--model", metavar="MODEL", show_default=False, autocompletion=known_models
-    ),
-    draft: str | None = typer.Option(
-        None, metavar="MODEL", show_default="one that is here and fits", autocompletion=known_models
-    ),
+    named: str | None = typer.Option(None, "-m", "--model", metavar="MODEL", show_default=False),
+    draft: str | None = typer.Option(None, metavar="MODEL", show_default="one that is here and fits"),
     yes: bool = typer.Option(False, "-y", "--yes"),
 ) -> int:
     words = [*([model] if named is not None and model is not None else []), *(words or [])]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import typer
 from rich.text import Text
 
-from edgellm.cli.options import AsJson, completion, peer_names
+from edgellm.cli.options import AsJson
 from edgellm.cli.views.console import Columns, emit_json, err, facts, format_age, one_line, say, show
 from edgellm.cli.views.progress import activity
 from edgellm.errors import InvalidOption, PairingFailed, ServerUnreachable, VerifierUnreachable, size
@@ -40,7 +40,6 @@ RIGHTS = {
     ),
 }
 """The actions that each right allows, and the consequence that both devices should know."""
-_RIGHTS = {right: allows.format(host="this device", guest="it") for right, (allows, _) in RIGHTS.items()}
 SEARCH_SECONDS = 4.0  # search for the device that shows the code, before a notice
 LONGEST_SEARCH = 30.0
 WAKE_SECONDS = 120.0  # wait for a device that is woken up
@@ -62,7 +61,7 @@ def read_grant(text: str) -> Rights:
 
 def pair(
     words: list[str] | None = typer.Argument(None, metavar="[HOST:PORT] [CODE]"),
-    grant: str = typer.Option("verify", metavar="RIGHTS", autocompletion=completion(_RIGHTS, _RIGHTS)),
+    grant: str = typer.Option("verify", metavar="RIGHTS"),
     name: str | None = typer.Option(None, metavar="NAME", show_default="the host name"),
     port: int = typer.Option(PAIRING_PORT, metavar="PORT"),
     as_json: bool = typer.Option(False, "--json"),
@@ -227,7 +226,7 @@ _EXAMPLES = {
 
 def peers(
     action: Action = typer.Argument("list", metavar="ACTION"),
-    device: str | None = typer.Argument(None, metavar="DEVICE", autocompletion=peer_names),
+    device: str | None = typer.Argument(None, metavar="DEVICE"),
     value: str | None = typer.Argument(None, metavar="VALUE"),
     ask: bool = typer.Option(True, "--ask/--no-ask"),
     wait: float = typer.Option(WAKE_SECONDS, metavar="SECONDS", min=0.0),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.text import Text
 
-from edgellm.cli.options import DEFAULT, DEFAULT_DRAFT, AsJson, model_names
+from edgellm.cli.options import DEFAULT, DEFAULT_DRAFT, AsJson
 from edgellm.cli.views import console as ui
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable, ServiceFailed, size
 from edgellm.state import write_state
@@ -222,9 +222,7 @@ _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 def doctor(
-    draft: str = typer.Option(
-        DEFAULT, metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names, show_default=DEFAULT_DRAFT
-    ),
+    draft: str = typer.Option(DEFAULT, metavar="MODEL", envvar="EDGELLM_DRAFT", show_default=DEFAULT_DRAFT),
     peer: list[str] | None = typer.Option(None, metavar="HOST:PORT|URL"),
     as_json: AsJson = False,
 ) -> int:

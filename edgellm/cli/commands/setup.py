@@ -11,7 +11,7 @@ import typer
 
 from edgellm import storage
 from edgellm.cli.commands.config import write_settings
-from edgellm.cli.options import catalog_names, option, with_records
+from edgellm.cli.options import option, with_records
 from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, table, tell
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed, size
@@ -65,7 +65,7 @@ class SetupChoice:
 class SetupOptions:
     """The choices made on the command line, and whether to ask."""
 
-    verifier: str | None = option(None, "NAME|auto", shown="the one that suits this machine", complete=catalog_names)
+    verifier: str | None = option(None, "NAME|auto", shown="the one that suits this machine")
     yes: bool = option(False, names=("-y", "--yes"))
     dry_run: bool = option(False, names=("--dry-run",))
     pair_device: bool | None = option(None, names=("--pair/--no-pair",), shown="ask, if none is paired")

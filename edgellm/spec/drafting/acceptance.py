@@ -99,7 +99,7 @@ class EvidenceAcceptance:
 
     def __init__(self, priors: Sequence[float] = ()) -> None:
         """Start from `priors[i]`, the chance of a token that only source i offers, by default those of `SOURCES`."""
-        self._priors = priors or [kind.prior for kind in SOURCES.values()]
+        self._priors = priors or list(SOURCES.values())
         self._shares: dict[tuple[int, ...], Share] = {}  # by the first two, four or five parts of the evidence
         self._cache: dict[Evidence, float] = {}  # chances since the last verdict
         self._expected = self._accepted = _EXPECTED_TOKENS  # drafted tokens, decaying
