@@ -389,12 +389,7 @@ def flash_pays(n_params: int, rows: int, offloaded: bool = False) -> bool:
     On a processor it takes the rows of a batch of fewer than 64 one by one: verification then takes several times as
     long in a small model, and a tenth longer in a model of 0.5 billion parameters, whose prefill is a tenth faster.
     """
-    return offloaded or (rows >= _TILE and not is_small(n_params))
-
-
-def is_small(n_params: int) -> bool:
-    """Return whether attention is most of the work of a model of that size."""
-    return n_params < _SMALL
+    return offloaded or (rows >= _TILE and n_params >= _SMALL)
 
 
 def rows_that_pay(n_params: int, n_layer: int, offloaded: bool = False) -> int:

@@ -1,7 +1,5 @@
 """A pair of models, and replies from it."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from edgellm.engine import Message, Model
 from edgellm.engine.native import ShouldStop, never
@@ -20,15 +18,13 @@ from edgellm.llm.model_loading import EngineConfig, OpenedVerifier, PairMemory, 
 from edgellm.llm.pair_stats import find_profile
 from edgellm.llm.reply import WantedReply, check_reply, write
 from edgellm.spec.drafting.cost_curve import CostCurve
+from edgellm.spec.gates.profile import Profile
 from edgellm.spec.params import ReplyOptions, mechanism
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import ChannelSplitter, Reply
 from edgellm.spec.types import Explanation, Ids, Notice
 from edgellm.storage import name_of
 from edgellm.storage.model_files import DEFAULT, Named
-
-if TYPE_CHECKING:
-    from edgellm.spec.gates.profile import Profile
 
 _AVOIDED = {
     "eagle3": "EAGLE-3 drafts", "mtp": "MTP drafts", "rollback": "rolled back texts",
@@ -226,10 +222,6 @@ class LLM:
                     "Give more prompts, or keep it apart in a file: --output FILE (Profile.save).",
                 )
         return self.engine.knowledge.use(profile)
-
-    def prompt_ids(self, prompt: str | Sequence[Message], options: ReplyOptions | None = None) -> Ids:
-        """Return the token ids of the prompt, shape (n,), for a reply with `options`."""
-        return self.prompts.ids(prompt, options)
 
     def count_tokens(self, text: str, most: int | None = None) -> int:
         """Return how many tokens `text` has. Raises PromptTooLong if these are more than `most`, and TextRefused."""

@@ -3,8 +3,6 @@
 docs/guide/privacy.md lists it for users.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,11 +10,12 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.drafting.policy import Arm
+from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions, mechanism
 from edgellm.state import close_to_others, set_aside
@@ -26,9 +25,6 @@ from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.model_files import bundled
 from edgellm.storage.saved_prompts import prompt_files, removed
 from edgellm.system import cache_dir, data_dir, state_dir
-
-if TYPE_CHECKING:
-    from edgellm.spec.gates.profile import Profile
 
 LOGS_MOST = 20
 """The number of kept crash logs, the newest ones."""
@@ -110,27 +106,26 @@ def _derived() -> dict[str, list[Path]]:
     return found
 
 
-def _is_personal(path: Path) -> bool:
-    """Return whether a file holds data of prompts or replies: each does but some profiles, if undamaged."""
-    from edgellm.spec.gates.profile import Profile
+def _of_prompts(path: Path) -> Profile | None:
+    """Return the profile of prompts in a file; None for any other file."""
+    with suppress(ProfileUnusable):
+        if path.parent.name == "profiles" and (profile := Profile.load(path, own=True)).terms.origin == "prompts":
+            return profile
+    return None
 
-    if path.parent.name != "profiles":
-        return True
-    try:
-        profile = Profile.load(path, own=True)
-    except ProfileUnusable:
-        return True
-    return profile.has_words or profile.terms.origin != "prompts"
+
+def _is_personal(path: Path) -> bool:
+    """Return whether a file holds data of prompts or replies: each but a profile of prompts without their words."""
+    profile = _of_prompts(path)
+    return profile is None or profile.has_words
 
 
 def _forget(path: Path) -> bool:
     """Remove data of prompts and replies in a file; return whether there was any."""
-    from edgellm.spec.gates.profile import Profile
-
     if not _is_personal(path):
         return False
-    with suppress(ProfileUnusable, OSError):
-        if path.parent.name == "profiles" and (profile := Profile.load(path, own=True)).terms.origin == "prompts":
+    with suppress(OSError):
+        if (profile := _of_prompts(path)) is not None:
             profile.without_words().save(path)
             return True
     return removed(path)
@@ -167,8 +162,6 @@ def keep_profile(profile: Profile, path: Path) -> None:
 def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool = False) -> Profile:
     """Return the profile in a file; `own` as for `Profile.load`. Raises ProfileUnusable: the profile is missing, of
     another version, or of other models."""
-    from edgellm.spec.gates.profile import Profile
-
     profile = Profile.load(path, own=own)
     for name, found, wanted in (
         ("draft model", profile.terms.draft_hash, draft_hash),

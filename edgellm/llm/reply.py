@@ -15,6 +15,7 @@ from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT
 from edgellm.spec.drafting.policy import DraftPolicy
+from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import AlwaysGate, GateChoice, NeverGate, choose
 from edgellm.spec.loop import generate
 from edgellm.spec.ngram.retriever import Retriever
@@ -28,7 +29,6 @@ from edgellm.spec.types import Event, Explanation, Ids, Notice, PromptProgress, 
 
 if TYPE_CHECKING:
     from edgellm.llm.profiling import ObservedReply
-    from edgellm.spec.gates.profile import Profile
 
 MAX_MODEL_DRAFT = 16
 """Maximum tokens of a draft model's chunk if each token is drafted only while it pays."""

@@ -45,7 +45,7 @@ def test_the_official_client_lists_and_chats(client: openai.OpenAI, pair: LLM) -
 
 
 def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, pair: LLM) -> None:
-    ids = pair.prompt_ids(QUESTION).tolist()
+    ids = pair.prompts.ids(QUESTION).tolist()
     done = client.completions.create(model="edgellm-verifier", prompt=ids, max_tokens=40)
     assert done.choices[0].text == written(pair)
     for prompt in ("The film", ["The film"]):
@@ -59,7 +59,7 @@ def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_stop_sequence_ends_the_reply_and_is_not_in_it(ask: Ask, own: LLM, path: str, stream: bool) -> None:
-    ids = own.prompt_ids(QUESTION).tolist()
+    ids = own.prompts.ids(QUESTION).tolist()
     asked = conversation() if "chat" in path else {"prompt": ids, "max_tokens": 12}
     whole = text_of(ask("POST", path, asked).json)
     stop = whole[4:7]
@@ -97,7 +97,7 @@ def test_log_probabilities_are_true(client: openai.OpenAI, pair: LLM) -> None:
         assert sum(math.exp(other.logprob) for other in one.top_logprobs) <= 1.0 + 1e-6
         assert len(one.top_logprobs) == 3
     plain = client.completions.create(
-        model="edgellm-verifier", prompt=pair.prompt_ids(QUESTION).tolist(), logprobs=2, max_tokens=6
+        model="edgellm-verifier", prompt=pair.prompts.ids(QUESTION).tolist(), logprobs=2, max_tokens=6
     )
     table = plain.choices[0].logprobs
     assert table is not None
@@ -172,7 +172,7 @@ def test_several_prompts_have_n_choices_each(ask: Ask, prompts: list[object], st
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_n_replies_are_those_of_the_seeds_that_follow(ask: Ask, own: LLM, path: str, stream: bool) -> None:
-    asked = conversation() if "chat" in path else {"prompt": own.prompt_ids(QUESTION).tolist()}
+    asked = conversation() if "chat" in path else {"prompt": own.prompts.ids(QUESTION).tolist()}
     asked |= {"temperature": 2.0, "top_p": 1.0, "top_k": 0, "seed": 5, "max_tokens": 12}
     single = [ask("POST", path, asked | {"seed": 5 + number}).json for number in range(3)]
     answer = ask("POST", path, asked | {"n": 3, "stream": stream})

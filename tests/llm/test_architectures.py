@@ -41,7 +41,7 @@ def test_a_pair_writes_what_its_verifier_writes_alone(
 ) -> None:
     verifier, draft = architectures(name), architectures(name, 0.12)
     with LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair:
-        prompt = pair.prompt_ids(QUESTION)
+        prompt = pair.prompts.ids(QUESTION)
         expected = alone(verifier, prompt)
         assert len(set(expected)) > 4
         for mode, options in MODES.items():
@@ -60,7 +60,7 @@ def test_a_pair_writes_what_its_verifier_writes_alone(
 def test_one_model_alone_copies_and_stays_itself(architectures: Architectures, name: str, rows_are_cheap: None) -> None:
     path = architectures(name)
     with LLM.open(None, path, threads=1, n_ctx=512, history=False) as llm:
-        prompt = llm.prompt_ids(QUESTION)
+        prompt = llm.prompts.ids(QUESTION)
         expected = alone(path, prompt)
         assert written(llm) == written(llm) == expected
 

@@ -231,7 +231,7 @@ def test_other_and_broken_characters_do_no_harm(name: str, retokenized: Callable
         for prompt in (text, text.encode()[:-9].decode(errors="ignore")):
             assert ids(pair.reply(prompt, max_tokens=16)) == ids(alone.reply(prompt, max_tokens=16))
             assert ids(pair.complete(prompt, max_tokens=16)) == ids(alone.complete(prompt, max_tokens=16))
-        some = pair.prompt_ids(text)[:-2].tolist()
+        some = pair.prompts.ids(text)[:-2].tolist()
         assert ids(pair.complete(some, max_tokens=16)) == ids(alone.complete(some, max_tokens=16))
 
 

@@ -52,7 +52,7 @@ def test_they_are_the_writers_own(writer: tuple[LLM, Path], temperature: float) 
     pair, path = writer
     options: dict[str, Any] = {"max_tokens": 20, "temperature": temperature, "top_k": 0, "seed": 3}
     tokens = list(pair.reply(case(2), logprobs=4, **options))
-    truth = read_anew(path, pair.prompt_ids(case(2)), tokens)
+    truth = read_anew(path, pair.prompts.ids(case(2)), tokens)
     plain = list(pair.reply(case(2), retrieval="off", **options))
     if temperature == 0.0:
         assert [token.id for token in tokens] == [token.id for token in plain]
@@ -82,7 +82,7 @@ def test_absurd_ones_are_refused_and_those_of_what_nobody_verified(
 
 
 def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer, pair: LLM) -> None:
-    prompt = pair.prompt_ids(case(2))
+    prompt = pair.prompts.ids(case(2))
     told = list(pair.reply(case(2), max_tokens=6, logprobs=2))
     right = np.array([token.id for token in told], dtype=np.int32)
     remote = RemoteVerifier(server.address, server.model.vocabulary)
@@ -127,7 +127,7 @@ def test_a_reply_that_cannot_tell_them_to_its_end_fails(f32_pair: tuple[Path, Pa
 
 
 def test_a_plain_prompt_goes_on_as_it_stands(pair: LLM, alone: LLM) -> None:
-    ids = pair.prompt_ids(case(2))
+    ids = pair.prompts.ids(case(2))
     wanted = [token.id for token in alone.reply(case(2), max_tokens=12)]
     assert [token.id for token in pair.complete(ids.tolist(), max_tokens=12)] == wanted
     reply = pair.complete("The film night is on", max_tokens=4)

@@ -71,7 +71,7 @@ def script(paths: dict[str, tuple[Path, Path]]) -> Iterator[Script]:
         end = model.end_of_turn
         assert end is not None
         reply = model.tokenize(text).tolist()  # <|end|> is plain text here: it would end the turn
-        verifier.says(pair.prompt_ids(QUESTION, ReplyOptions(**options)), (*reply, end))  # type: ignore[arg-type]
+        verifier.says(pair.prompts.ids(QUESTION, ReplyOptions(**options)), (*reply, end))  # type: ignore[arg-type]
         return pair, reply
 
     yield make
@@ -148,7 +148,7 @@ def test_markup_may_be_control_tokens(tmp_path: Path, monkeypatch: pytest.Monkey
             assert end is not None
             ids = model.tokenize(text, special=True).tolist()
             assert [model.piece(ids[0]), model.control_text(ids[0])] == [b"", b"[THINK]"]
-            verifier.says(pair.prompt_ids(QUESTION), (*ids, end))
+            verifier.says(pair.prompts.ids(QUESTION), (*ids, end))
             reply, reasons = pair.reply(QUESTION, retrieval="off"), list[str]()
             reply.listen(on_explain=lambda explanation: reasons.append(explanation.text))
             assert [token.id for token in written(reply)] == ids
@@ -194,7 +194,7 @@ def test_a_thought_ends_at_its_limit_and_the_answer_is_the_verifiers(open_pair: 
     reply = pair.reply(case(3), think=limit, **options)  # type: ignore[arg-type]
     tokens = written(reply)
     assert reply.summary.thinking_tokens == limit
-    prompt = pair.prompt_ids(case(3)).tolist()
+    prompt = pair.prompts.ids(case(3)).tolist()
     markup = pair._text.tokenize(CLOSING, special=True).tolist()
     thought = [token.id for token in tokens[:limit]]
     free = pair.complete([*prompt], **{**options, "max_tokens": max(1, limit)})  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ def test_a_thought_ends_at_its_limit_and_the_answer_is_the_verifiers(open_pair: 
 
 def test_a_thought_without_an_end_ends_the_reply(paths: dict[str, tuple[Path, Path]], open_pair: OpenPair) -> None:
     """The context has no room for the markup."""
-    prompt = len(open_pair("always").prompt_ids(QUESTION))
+    prompt = len(open_pair("always").prompts.ids(QUESTION))
     with LLM.open("none", paths["always"][1], n_ctx=prompt + 3, threads=1) as small:
         reply = small.reply(QUESTION, think=0)
         assert written(reply) == []
@@ -227,12 +227,12 @@ def test_think_sets_what_the_template_reads(open_pair: OpenPair) -> None:
     pair = open_pair("opened")
     text = pair._text.detokenize
     by_think = {
-        think: text(pair.prompt_ids(QUESTION, ReplyOptions(think=think))).decode() for think in (None, True, 5, False)
+        think: text(pair.prompts.ids(QUESTION, ReplyOptions(think=think))).decode() for think in (None, True, 5, False)
     }
     assert by_think[None] == by_think[True] == by_think[5]
     assert by_think[None].endswith("<think>\n")
     assert by_think[False].endswith("<think>\n\n</think>\n\n")
-    given = pair.prompt_ids(QUESTION, ReplyOptions(think=True, template_args={"enable_thinking": False}))
+    given = pair.prompts.ids(QUESTION, ReplyOptions(think=True, template_args={"enable_thinking": False}))
     assert text(given).decode() == by_think[False]
 
 
@@ -245,7 +245,7 @@ def test_an_argument_that_the_template_does_not_read_is_refused(open_pair: OpenP
     with pytest.raises(InvalidOption, match="cannot be written as JSON"):
         open_pair("opened").reply(QUESTION, template_args={"enable_thinking": object()})
     text = open_pair("channels")
-    ids = text.prompt_ids(QUESTION, ReplyOptions(template_args={"reasoning_effort": "high"}))
+    ids = text.prompts.ids(QUESTION, ReplyOptions(template_args={"reasoning_effort": "high"}))
     assert "Reasoning: high" in text._text.detokenize(ids).decode()
 
 
@@ -271,9 +271,9 @@ RAW = [
 def test_a_later_turn_has_the_answer_alone(open_pair: OpenPair, name: str, raw: str) -> None:
     """The client may send back the answer, all that the model wrote, or both parts."""
     pair, after = open_pair(name), Message("user", "Thanks. And the red one?")
-    wanted = pair.prompt_ids([Message("user", QUESTION), Message("assistant", "On the shelf."), after])
+    wanted = pair.prompts.ids([Message("user", QUESTION), Message("assistant", "On the shelf."), after])
     for turn in (Message("assistant", raw), Message("assistant", "On the shelf.", "hm")):
-        assert np.array_equal(pair.prompt_ids([Message("user", QUESTION), turn, after]), wanted)
+        assert np.array_equal(pair.prompts.ids([Message("user", QUESTION), turn, after]), wanted)
 
 
 def test_a_turn_that_is_no_text_is_refused(open_pair: OpenPair) -> None:
@@ -285,7 +285,7 @@ def test_a_turn_that_is_no_text_is_refused(open_pair: OpenPair) -> None:
 def test_a_template_gets_the_thought_of_the_turn_that_it_wants(open_pair: OpenPair) -> None:
     pair = open_pair("literal")
     talk = [Message("user", QUESTION), Message("assistant", "On the shelf.", "in the <|end|> hall")]
-    text = pair._text.detokenize(pair.prompt_ids(talk)).decode()
+    text = pair._text.detokenize(pair.prompts.ids(talk)).decode()
     assert "<think>\nin the <|end|> hall\n</think>\n\nOn the shelf." in text  # its control token is plain text
 
 
@@ -301,7 +301,7 @@ def test_a_served_verifiers_template_is_used(
         small = f32_pair[0] if draft != "none" else None
         with LLM.open(small, str(server.address), tokenizer=f32_pair[1], threads=1) as linked:
             local = open_pair("always")
-            assert np.array_equal(linked.prompt_ids(case(3)), local.prompt_ids(case(3)))
+            assert np.array_equal(linked.prompts.ids(case(3)), local.prompts.ids(case(3)))
             for limit in (0, 5):
                 reply, wanted = (pair.reply(case(3), think=limit, max_tokens=12) for pair in (linked, local))
                 assert [token.id for token in written(reply)] == [token.id for token in written(wanted)]

@@ -84,7 +84,7 @@ def test_a_tier_that_the_server_lacks(engine: Engine, f32_pair: tuple[Path, Path
 def test_the_servers_own_template_is_used(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
     template = "<|begin|><|user|>Template of the server<|end|><|assistant|>"
     pair, _ = open_pair(closing, LlamaServer(engine, template=template), f32_pair[0])
-    assert b"Template of the server" in pair._text.detokenize(pair.prompt_ids("A question"))
+    assert b"Template of the server" in pair._text.detokenize(pair.prompts.ids("A question"))
 
 
 def test_rows_of_cached_positions_are_never_read(
@@ -108,7 +108,7 @@ def test_sglang_is_asked_from_the_prefix_end_on(
     dialect = Sglang(engine)
     pair, server = open_pair(closing, dialect, f32_pair[0])
     ids(pair.reply(case(5), max_tokens=MOST, budget=1.0))
-    prompt = len(pair.prompt_ids(case(5)))
+    prompt = len(pair.prompts.ids(case(5)))
     asked = [body for path, body, _ in server.requests if path == "/generate" and len(body["input_ids"]) >= prompt]
     scored = [body["logprob_start_len"] for body in asked if "logprob_start_len" in body]
     assert len(scored) > 2

@@ -83,7 +83,7 @@ def test_a_server_is_steered_where_its_likeliest_tokens_do_not_decide(
 ) -> None:
     make, tier = WAYS[way]
     pair, server = open_pair(closing, make(engine), f32_pair[0], tier)
-    likeliest = top(engine.rows(here.prompt_ids(case(2)).tolist(), 1)[0], 80)  # more than a server tells
+    likeliest = top(engine.rows(here.prompts.ids(case(2)).tolist(), 1)[0], 80)  # more than a server tells
     bias = {token: -90.0 for token, _ in likeliest}
     before = len(server.requests)
     reply = pair.reply(case(2), budget=1.0, max_tokens=MOST, logit_bias=bias, **drawn)

@@ -1,23 +1,18 @@
 """Gates, which decide whether a chunk is verified, and the controller of their budget."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.spec.gates.profile import draw
+from edgellm.spec.gates.profile import FittedJudge, Profile, draw
 from edgellm.spec.params import CHUNK, GATES, ReplyOptions
 from edgellm.spec.protocols import Gate, GenerationState
 from edgellm.spec.types import Chunk, Decision
-
-if TYPE_CHECKING:
-    from edgellm.spec.gates.profile import Profile
 
 Numbers = npt.NDArray[np.float64]
 
@@ -220,8 +215,6 @@ def choose(
         layers = profile.terms.layers if profile is not None and GATES[gate].importance else ()
         keeps = BudgetGate(judge, budget, controller, layers)
         return GateChoice(keeps, f"the {gate} gate, as requested", gamma, controller)
-    from edgellm.spec.gates.profile import FittedJudge
-
     reason, lookup_below = evidence_of(profile, budget), profile.hesitates if options.context_lookup else 0.0
     if lookup_below > 0.0:
         reason += f"; below a confidence of {lookup_below:.2f} the context's token is drafted"

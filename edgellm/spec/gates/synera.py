@@ -1,15 +1,9 @@
 """The paper's gate (Synera, section 4.2), and its fine filter alone: they need the importance of drafted tokens."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import Chances, Numbers, p_conf, solve
-
-if TYPE_CHECKING:
-    from edgellm.spec.gates.profile import Profile
 
 
 def by_importance(profile: Profile, share: float) -> Chances:
