@@ -11,7 +11,6 @@ import typer
 
 from edgellm import storage
 from edgellm.cli.commands.config import write_settings
-from edgellm.cli.options import option, with_records
 from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, table, tell
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed, size
@@ -61,52 +60,34 @@ class SetupChoice:
         return [model for model in (self.draft, self.verifier) if model.name not in (AUTO, NONE) and not model.here]
 
 
-@dataclass(frozen=True, slots=True)
-class SetupOptions:
-    """The choices made on the command line, and whether to ask."""
-
-    verifier: str | None = option(None, "NAME|auto", shown="the one that suits this machine")
-    yes: bool = option(False, names=("-y", "--yes"))
-    dry_run: bool = option(False, names=("--dry-run",))
-    pair_device: bool | None = option(None, names=("--pair/--no-pair",), shown="ask, if none is paired")
-    at_login: bool | None = option(None, names=("--at-login/--no-at-login",), shown="ask")
-    as_json: bool = option(False, names=("--json",))
-
-    @property
-    def asks(self) -> bool:
-        """Return whether the user is asked. Raise InvalidOption where a question is needed, and nobody can be asked."""
-        asks = not (self.yes or self.dry_run or self.as_json)
-        if asks and not is_terminal(sys.stdin):
-            raise InvalidOption("Nobody can be asked here.", "Add --yes, or --dry-run to see what would be done.")
-        if self.as_json and not (self.yes or self.dry_run):
-            raise InvalidOption("--json asks nothing.", "Add --yes, or --dry-run to see what would be done.")
-        return asks
-
-    def wants(self, answer: bool | None, question: str) -> bool:
-        """Return the `answer` that was given already, or that of the user to a question."""
-        return bool(answer) if answer is not None else self.asks and typer.confirm(question, default=False, err=True)
-
-
-@with_records
-def setup(context: typer.Context, asked: SetupOptions) -> None:
-    from edgellm.cli.app import run
+def setup(
+    context: typer.Context,
+    verifier: str | None = typer.Option(None, metavar="NAME|auto", show_default="the one that suits this machine"),
+    yes: bool = typer.Option(False, "-y", "--yes"),
+    dry_run: bool = typer.Option(False, "--dry-run"),
+    as_json: bool = typer.Option(False, "--json"),
+) -> None:
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.discovery.peer_probe import probe_peers
     from edgellm.rpc.trust.trust import Peers, Trust
 
-    asks, known = asked.asks, Peers().all()
+    asks = not (yes or dry_run)
+    if asks and (as_json or not is_terminal(sys.stdin)):
+        why = "--json asks nothing." if as_json else "Nobody can be asked here."
+        raise InvalidOption(why, "Add --yes, or --dry-run to see what would be done.")
+    known = Peers().all()
     answers = probe_peers(Trust.load(), known, chosen_hosts()) if known else []
-    choice = _choose(asked.verifier, answers, must_ask_hub=not asked.dry_run)
+    choice = _choose(verifier, answers, must_ask_hub=not dry_run)
     wanted = sum(model.size for model in choice.missing)
     row: dict[str, Any] = {
         "machine": choice.machine, "verifier": choice.verifier.row(), "draft": choice.draft.row(),
         "reasons": list(choice.reasons), "expect": choice.expect, "settings": str(config_file()), "download": wanted,
-        "dry_run": asked.dry_run,
+        "dry_run": dry_run,
     }  # fmt: skip
-    if not asked.as_json:
+    if not as_json:
         _print(choice)
-    if asked.dry_run:
-        if asked.as_json:
+    if dry_run:
+        if as_json:
             emit_json(row)
         return
     question = f"Download {size(wanted)}, and use this pair from now on?" if wanted else "Use this pair from now on?"
@@ -116,13 +97,10 @@ def setup(context: typer.Context, asked: SetupOptions) -> None:
     row["draft"]["name"] = draft = _checked(choice)
     root: Any = context.find_root()
     write_settings(root, {name: {"draft": draft, "verifier": choice.verifier.name} for name in _COMMANDS})
-    if not asked.as_json:
+    if not as_json:
         say(f"chat, serve and profile use this pair now: {config_file()}")
-    if asked.wants(asked.at_login, "Serve it at every login?"):
-        run(("service", "install"))
-    if asked.wants(False if known and asked.pair_device is None else asked.pair_device, "Pair another device now?"):
-        run(("pair",))
-    tell({**row, "received": sum(one.sent for one in pulled)}, asked.as_json, _NEXT, style="bold")
+        say("Serve it at every login: edgellm service install. Pair another device: edgellm pair", style="dim")
+    tell({**row, "received": sum(one.sent for one in pulled)}, as_json, _NEXT, style="bold")
 
 
 def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: bool) -> SetupChoice:
