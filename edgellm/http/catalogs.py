@@ -18,7 +18,7 @@ from edgellm.errors import EdgeError, MemoryShort, Stopped, TrustUnusable
 from edgellm.http.model_host import Opener, ServedModel
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import AUTO, LLM, Named
-from edgellm.llm.abilities import MOST_OF_VERIFIER, draft_for, heads_for, other_models
+from edgellm.llm.abilities import MOST_OF_VERIFIER, drafts_for, other_models
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.address import ModelAddress
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
@@ -120,13 +120,8 @@ class ModelOpener(PairOpener):
         file = self.file()
         if not mtp_obstacle(file.header):
             return None, "its MTP layer drafts"
-        others = other_models(self._path)
-        choices = [(head, "it is an EAGLE-3 head for this model") for head in heads_for(file, others)]
-        if (name := draft_for(file, others)) is not None:
-            share = others[name].header.file_size / file.header.file_size
-            choices.append((name, f"it has the same tokenizer and {share:.0%} of the size"))
-        reason = _ALONE
-        for name, why in choices:
+        others, reason = other_models(self._path), _ALONE
+        for name, why in drafts_for(file, others):
             draft = others[name].path
             try:
                 PairOpener(self.name, draft, self._path, self._fitted(draft)).check_fits(beside)

@@ -1,6 +1,6 @@
 """The abilities of a model in edgellm, from its header alone: before anything is loaded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,12 +104,14 @@ def other_models(path: Path) -> dict[str, ModelFile]:
     return found
 
 
-def draft_for(file: ModelFile, others: Mapping[str, ModelFile]) -> str | None:
-    """Return the name of the smallest of `others` that can draft for a model, with the same tokenizer and at most half
-    of its bytes; None without any."""
-    sizes = {name: other.header.file_size for name, other in others.items() if _chat(other.header).able}
-    small = {name: others[name] for name, size in sizes.items() if size <= MOST_OF_VERIFIER * file.header.file_size}
-    return min(_partners(file, small), key=sizes.__getitem__, default=None)
+def drafts_for(file: ModelFile, others: Mapping[str, ModelFile]) -> Iterator[tuple[str, str]]:
+    """Yield the names of `others` that can draft for a model, each with the reason: EAGLE-3 heads, then the smallest
+    with the same tokenizer and at most half of its bytes."""
+    yield from ((head, "it is an EAGLE-3 head for it") for head in heads_for(file, others))
+    shares = {name: one.header.file_size / file.header.file_size for name, one in others.items()}
+    small = {name: one for name, one in others.items() if shares[name] <= MOST_OF_VERIFIER and _chat(one.header).able}
+    for name in sorted(_partners(file, small), key=shares.__getitem__)[:1]:
+        yield name, f"it has its tokenizer and {shares[name]:.0%} of its size"
 
 
 def heads_for(file: ModelFile, others: Mapping[str, ModelFile]) -> list[str]:

@@ -113,7 +113,7 @@ def test_a_verifier_gets_the_draft_model_that_fits_it(cache: Path) -> None:
         assert pair.draft_name == "edgellm-draft"
         list(reply := pair.reply("Where is my mug?", max_tokens=8, retrieval="off", gate="always", gamma=4))
         assert reply.summary.drafted > 0
-    reason = "it has the same tokenizer and 21% of the size"
+    reason = "it has its tokenizer and 21% of its size"
     assert opened == [f"edgellm-verifier is open with the draft model edgellm-draft: {reason}."]
 
 
@@ -131,7 +131,7 @@ def test_a_verifier_gets_a_head_that_was_made_for_it(
         assert reply.summary.drafted > 0
     for repo in ("llama", "head"):
         shutil.rmtree(cache / f"models--heads--{repo}")
-    assert "with the draft model heads/head:F32: it is an EAGLE-3 head for this model" in opened[0]
+    assert "with the draft model heads/head:F32: it is an EAGLE-3 head for it" in opened[0]
 
 
 def needed(path: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -247,28 +247,20 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
 
 def fitting_draft(name: str, path: Path) -> str:
     """Return the draft model, or EAGLE-3 head, for a verifier among those here, or "none"; say why."""
-    draft, reason = _fitting(name, path)
-    ui.say(reason, style="dim")
-    return draft
-
-
-def _fitting(name: str, path: Path) -> tuple[str, str]:
     from edgellm.engine import ModelFile
-    from edgellm.llm.abilities import draft_for, heads_for, other_models
+    from edgellm.llm.abilities import drafts_for, other_models
     from edgellm.storage.pair_choice import ModelRoom
 
     file, others = ModelFile.open(path), other_models(path)
-    if heads := heads_for(file, others):
-        return heads[0], f"{heads[0]} drafts for {name}: it is an EAGLE-3 head for it. Alone: --draft none"
-    found = draft_for(file, others)
-    if found is None:
-        known = storage.catalog().find(name)
-        wanted = None if known is None else known[0].draft
-        more = f" {wanted} would draft for it: edgellm pull {wanted}" if wanted else ""
-        return "none", f"{name} writes alone: no smaller model with its tokenizer is here.{more}"
-    whole, part = file.header.file_size, others[found].header.file_size
-    place = ModelRoom.look().place(whole)
-    if place is None or place.left.place(part) is None:
-        return "none", f"{name} writes alone: {found} would draft for it, and there is no memory for both."
-    about = f"it has its tokenizer and {part / whole:.0%} of its size. Alone: --draft none"
-    return found, f"{found} drafts for {name}: {about}"
+    known = storage.catalog().find(name)
+    wanted = None if known is None else known[0].draft
+    more = f" {wanted} would draft for it: edgellm pull {wanted}" if wanted else ""
+    alone = f"no smaller model with its tokenizer is here.{more}"
+    for draft, why in drafts_for(file, others):
+        place = ModelRoom.look().place(file.header.file_size)
+        if place is not None and place.left.place(others[draft].header.file_size) is not None:
+            ui.say(f"{draft} drafts for {name}: {why}. Alone: --draft none", style="dim")
+            return draft
+        alone = f"{draft} would draft for it, and there is no memory for both."
+    ui.say(f"{name} writes alone: {alone}", style="dim")
+    return "none"
