@@ -78,9 +78,9 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
     if not known:
         write_cached(_proved_servers(), [*proved, server])
     finding = f"{upstream.dialect} at {url} verifies by {upstream.tier}: {upstream.reason}"
-    notices = tuple(_notices(upstream, url, proof, known=known, key=bool(key)))
+    notices = tuple(_notices(upstream, url, known=known, key=bool(key), proved=bool(proof)))
     identity = hashlib.sha256(f"{upstream.dialect} {upstream.name} {text.vocabulary.fingerprint}".encode()).hexdigest()
-    return OpenedUpstream(verifier, url, f"{finding}; {proof}", notices, identity, bool(proof.probes))
+    return OpenedUpstream(verifier, url, f"{finding}; {proof or _UNPROVED}", notices, identity, bool(proof))
 
 
 def _proved_servers() -> Path:
@@ -100,7 +100,7 @@ def _reaching(url: ServerURL) -> Iterator[None]:
         raise VerifierUnreachable(error.what, later if isinstance(error, VerifierBusy) else error.next_step) from None
 
 
-def _notices(upstream: Upstream, url: ServerURL, proof: "VocabularyProof", *, known: bool, key: bool) -> list[str]:
+def _notices(upstream: Upstream, url: ServerURL, *, known: bool, key: bool, proved: bool) -> list[str]:
     """Return the notices: about the server's logs once, about lasting problems each time."""
     found = []
     if not known:
@@ -114,8 +114,8 @@ def _notices(upstream: Upstream, url: ServerURL, proof: "VocabularyProof", *, kn
     if not url.is_loopback and not url.is_encrypted:
         what = "Prompts, replies and the key" if key else "Prompts and replies"
         found.append(f"{what} go to {url} unencrypted: use https:// where you can.")
-    if not proof.probes and not upstream.by_text:
-        found.append(f"{str(proof)[0].upper()}{str(proof)[1:]}.")
+    if not proved and not upstream.by_text:
+        found.append(f"{_UNPROVED.capitalize()}.")
     return found
 
 
@@ -143,33 +143,21 @@ PROBES = 200
 RECHECKS = 4
 """Probes of a server that was proved before: another model may have taken its place."""
 _TOKENS = 32  # tokens of a probe
+_UNPROVED = "the server decodes no token ids, so its vocabulary is not proved to be the draft model's"
 
 
-@dataclass(frozen=True, slots=True)
-class VocabularyProof:
-    """A proof that a server's token ids mean the same there: `probes` texts of `tokens` random tokens were equal, of
-    all tokens in a small vocabulary, and of every one that a conversation needs, as no server shows a list; 0 if the
-    server decodes none."""
-
-    probes: int = 0
-    tokens: int = 0
-
-    def __str__(self) -> str:
-        if not self.probes:
-            return "the server decodes no token ids, so its vocabulary is not proved to be the draft model's"
-        return f"{self.tokens:,} tokens in {self.probes} texts mean the same there as here"
-
-
-async def prove(upstream: Upstream, model: Model, most: int = PROBES) -> VocabularyProof:
-    """Compare up to `most` texts of tokens in the vocabulary of `model` with a server's. Raises VocabularyMismatch: a
-    text differs; names the first such token; VerifierLost, VerifierBusy: as `Upstream.rows`."""
+async def prove(upstream: Upstream, model: Model, most: int = PROBES) -> str:
+    """Compare up to `most` texts of random tokens in the vocabulary of `model` with a server's: all tokens of a small
+    one, and every one that a conversation needs, as no server shows a list. Return a clause about the proof that ids
+    mean the same there; "" where the server decodes none. Raises VocabularyMismatch: a text differs; names the first
+    such token; VerifierLost, VerifierBusy: as `Upstream.rows`."""
     vocabulary, borders = model.vocabulary, TextBorders(model)
     probes = tokens = 0
     for ids in texts(vocabulary, most):
         text = _text(vocabulary, ids)
         if upstream.by_text:
             if (divided := await upstream.tokenize(text)) is None:
-                return VocabularyProof()
+                return ""
             ours, theirs = borders.ids(text), list(divided)
             if ours != theirs:
                 pairs = enumerate(zip(ours, theirs, strict=False))
@@ -180,11 +168,11 @@ async def prove(upstream: Upstream, model: Model, most: int = PROBES) -> Vocabul
                 )
         else:
             if (written := await upstream.detokenize(ids)) is None:
-                return VocabularyProof()
+                return ""
             if not _same(text, written):
                 await _differ(upstream, vocabulary, ids)
         probes, tokens = probes + 1, tokens + len(ids)
-    return VocabularyProof(probes, tokens)
+    return f"{tokens:,} tokens in {probes} texts mean the same there as here" if probes else ""
 
 
 def texts(vocabulary: Vocabulary, most: int) -> Iterator[list[int]]:

@@ -164,7 +164,8 @@ def test_the_devices_are_measured_planned_for_and_shown(edge: Edge, stores: dict
     assert (desk["line"]["up_mbps"] > 0, desk["line"]["age_s"] < 60) == (True, True)
     edge("mesh", "deploy", MODEL, "--split", "desk:1-12")
     edge("mesh", "peers").told("GFLOP/s", "just now", "edgellm verifier 1-12")
-    again = edge("mesh", "peers", "--measure", MODEL, "--json").answer
+    edge("mesh", "plan", MODEL, "--tokens-in", "64", "--measure").told()
+    again = edge("mesh", "peers", "--json").answer
     assert {row["speed"]["reason"] for row in again} == {"asked for"}
 
 

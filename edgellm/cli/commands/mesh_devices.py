@@ -52,21 +52,14 @@ class PlanOptions:
         return Workload(self.tokens_in, self.tokens_out, self.objective, hardware=own, cold=not self.warm)
 
 
-def peers(
-    measure: str | None = typer.Option(None, metavar="MODEL", show_default=False), as_json: options.AsJson = False
-) -> None:
-    from edgellm.engine import ModelFile
-    from edgellm.engine.hardware import ON_PROCESSOR
-
-    if measure is not None:
-        survey_workers(ModelFile.open(resolve(measure)), find_home_workers(), True, ON_PROCESSOR)
+def peers(as_json: options.AsJson = False) -> None:
     workers = paired_workers()
     rows = [_row(worker) for worker in (None, *workers)]
     show(rows, _COLUMNS, as_json, empty="")
     if not workers and not as_json:
         say("No device is paired with this one. Pair one with: edgellm pair")
     if any(row["speed"] is None and not row["trouble"] for row in rows) and not as_json:
-        say("Measure the other devices with --measure MODEL, or by `edgellm mesh plan MODEL`.", "dim")
+        say("Measure the other devices with: edgellm mesh plan MODEL --measure", "dim")
 
 
 def paired_workers() -> list[Worker]:
