@@ -211,7 +211,7 @@ class Oracle(Drafter):
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         left = self._left[len(self._left) - (self._end - len(state.ids)) :][:gamma]
         bid = self._policy.bid([1.0] * len(left), gamma)
-        kept = left[: bid.copies or bid.refused]
+        kept = left[: bid.copies]
         return Chunk(np.array(kept, dtype=np.int32), np.ones(len(kept), dtype=np.float32), retrieved=True)
 
     def observe(self, state: GenerationState, turn: Round) -> None:  # noqa: ARG002

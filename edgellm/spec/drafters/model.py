@@ -16,7 +16,7 @@ from edgellm.spec.ngram.sources import MIN_MATCH, Cursor
 from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.sampling import Top2, distribution, draw, penalised, top2
-from edgellm.spec.types import NO_CHUNK, NO_FLOATS, Chunk, ContextMatch, Floats, Ids, Round, Sampling, Verdict
+from edgellm.spec.types import NO_CHUNK, NO_FLOATS, Chunk, ContextMatch, Floats, Ids, Round, Sampling
 
 if TYPE_CHECKING:
     from edgellm.spec.drafters.importance import AttentionMeter
@@ -199,13 +199,10 @@ class HybridDrafter(Drafter):
         self._waits = False  # True: the verifier is crowded
         self.needs_verdict = model is None or model.needs_verdict
         self._looking = 0.0  # seconds of this round's lookup
-        self._refused: list[int] = []  # tokens of a copy that the allowance did not cover
-        self._right = 0  # refused tokens that were written
 
     def begin(self, state: GenerationState) -> None:
         self._policy.begin(state.prompt_tokens, self._name, linked=self._linked)
         self._copies.begin(state.ids)
-        self._refused = []
         if self._model is not None:
             self._model.begin(state)
 
@@ -223,8 +220,6 @@ class HybridDrafter(Drafter):
         looks = known >= 0 and policy.looks(known)
         offer = copies.offers(policy.floor, gamma) if looks else NO_OFFER
         bid = policy.bid(offer.survives, gamma)
-        if bid.refused and not self._refused:
-            self._refused, self._right = list(offer.ids[: bid.refused]), 0
         self._looking = perf_counter() - began if looks else 0.0
         reason = policy.explain(offer.survives, bid, looked=looks or known < 0) if state.explain else ""
         if bid.asks and self._model is not None:
@@ -268,20 +263,5 @@ class HybridDrafter(Drafter):
         began = perf_counter()
         self._copies.observe(turn.chunk, turn.verdict)
         self._policy.observe(turn)
-        if self._refused:
-            self._follow_refused(turn.chunk, turn.verdict)
         if self._looking:
             self._policy.looked(self._looking + perf_counter() - began)
-
-    def _follow_refused(self, chunk: Chunk, verdict: Verdict) -> None:
-        """Compare the written tokens with the refused copy, until the copy would have saved time, or is known to be
-        wrong or wholly right; credit a saving."""
-        for token in (*chunk.ids[: verdict.accepted].tolist(), *verdict.tokens.tolist()):
-            right = token == self._refused[self._right]
-            self._right += right
-            loss = self._policy.cost.loss(len(self._refused), self._right)
-            if not right or loss < 0.0 or self._right == len(self._refused):
-                self._refused = []
-                if loss < 0.0:
-                    self._policy.settle(loss)
-                return

@@ -3,9 +3,9 @@
 A bandit with a cost model. Its arms are a plain round, a copy of n tokens, and a draft model's draft. A copy is judged
 by the chance of each token and by the cost curve, a draft model by the mean tokens and seconds of its rounds. The arm
 with the highest gain is used: expected tokens, less its seconds at the recent price of a second (Dinkelbach 1967). A
-source without an expected gain is tried within an allowance, which grows with the time and with the savings of right
-drafts; so where nothing is right, replies take as long as without drafts. A draft model is not even tried where drafts
-as right as can be hoped would not repay their rows and its own time.
+draft model without an expected gain is tried within an allowance, which grows with the time and with the savings of
+right drafts; it is not even tried where drafts as right as can be hoped would not repay their rows and its own time.
+Copies need no allowance: each offer, drafted or not, teaches how often such offers are right.
 """
 
 from collections import defaultdict
@@ -22,24 +22,13 @@ from edgellm.spec.types import Chunk, Round, TryingCost, Verdict
 class Tuning:
     """The constants of choosing. "Decodes" are decodes of one row."""
 
-    exploration: float = 0.004  # share of the time for tries of a source: with three, replies take at most 1.5 % more
+    exploration: float = 0.004  # share of the time for tries of a draft model
     latest: float = 0.1  # weight of the latest round in the mean of a way to write, once there are many
-
-    least_gain: float = 0.02  # tokens to gain: no curve is measured more exactly than that
-
     reply_tokens: float = 40.0  # expected tokens of a reply before the first reply has ended
-
-    first_credit: float = 0.6  # decodes that copies may cost before any was right: a short draft; saved again
     first_try: float = 0.2  # decodes that trying a draft model may cost at first, where drafts are cheap
-    least_credit: float = 8.0  # least decodes for copies after a right one, as right copies come in clusters
-    most_credit: float = 16.0  # most decodes saved by right drafts that others may cost: about one long wrong draft
-    debt: float = 0.3  # overdraft for a lookup where the latest tokens have stood in the text before
-    free_draft: float = 0.5  # decodes that a copy may always cost if they are left: two or three tokens
-    known_tokens: int = 3  # repeated tokens in a row from which on a lookup is likely to find the next token
+    most_credit: float = 16.0  # most decodes saved by right drafts that wrong ones may cost
     hope: float = 0.8  # acceptance rate of a draft model that nothing is known of: pairs of one family reach that
     slower: float = 1.05  # a draft model that takes this many times longer, more than single rounds differ, is slow
-    lookup: float = 5e-5  # seconds that a lookup takes, until some were timed
-    interrupted: float = 2.0  # lookups longer than this times the usual were interrupted, and count as this
 
 
 TUNING = Tuning()
@@ -65,31 +54,6 @@ class Arm:
         return self.seconds / self.tokens if self.tokens else 0.0
 
 
-class Allowance:
-    """The exploration budget of one source, in decodes of one row: a share of the time, up to `full`, and the savings
-    of right drafts."""
-
-    def __init__(self, full: float, first: float = 0.0, trusted: float = 0.0, most: float = 16.0) -> None:
-        """Start with `first` decodes. A saving brings at least `trusted` decodes, and `most` can be saved."""
-        self._full, self._trusted, self._most, self.left = full, trusted, most, first
-
-    def earn(self, decodes: float) -> None:
-        """Add the share of this time."""
-        if self.left < self._full:
-            self.left = min(self._full, self.left + TUNING.exploration * decodes)
-
-    def spend(self, decodes: float, debt: float = 0.0) -> None:
-        """Spend `decodes`, but never below `-debt`: a disturbance must not end exploration."""
-        self.left = max(-debt, self.left - decodes)
-
-    def settle(self, loss: float) -> None:
-        """Account for a draft's `loss`, negative for a saving."""
-        if loss > 0.0:
-            self.spend(loss)
-        else:
-            self.left = max(self._trusted, min(self._most, self.left - loss))
-
-
 class ModelArm:
     """A draft model, by the means of rounds with it, of its drafts, and of its reading of prompts."""
 
@@ -97,10 +61,9 @@ class ModelArm:
     """Rounds with a draft model before it is judged: fewer are too few for its mean."""
     first_draft = 4  # most tokens of a draft before any was verified: trying a useless model is to cost little
 
-    def __init__(self, first: float, most: float) -> None:
-        """Try the model for `first` decodes at first, and for `most` at most."""
+    def __init__(self) -> None:
         self.rounds, self.drafts, self.reading = Arm(), Arm(), Arm()
-        self.acceptance, self.allowance = ConfidenceAcceptance(), Allowance(most, first, most=most)
+        self.acceptance, self.allowance = ConfidenceAcceptance(), TUNING.first_try
         self.acceptances: Sequence[float] = ()
         self._seconds = self._read = 0.0  # expected seconds of a drafted token; those of reading in this round
         self.begin(0, 0)
@@ -131,6 +94,11 @@ class ModelArm:
         """Return the longest draft: twice the mean tokens of a round."""
         return ceil(2.0 * self.rounds.tokens) if self.rounds.rounds else self.first_draft
 
+    def settle(self, decodes: float) -> None:
+        """Add `decodes` that were earned or saved to the allowance, or take away those that were lost: a disturbance
+        does not end exploration."""
+        self.allowance = max(0.0, min(TUNING.most_credit, self.allowance + decodes))
+
     def drafted(self, tokens: int, seconds: float) -> None:
         """Record a draft that took `seconds`, reading of the text included."""
         prompt, self.unread = self.unread, 0
@@ -153,12 +121,10 @@ class ModelArm:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """The draft of a round: the first `copies` of the offered tokens, or up to `asks` tokens of the draft model.
-    `refused` tokens would be copied if the allowance covered them."""
+    """The draft of a round: the first `copies` of the offered tokens, or up to `asks` tokens of the draft model."""
 
     copies: int = 0
     asks: int = 0
-    refused: int = 0
 
 
 class DraftPolicy:
@@ -169,9 +135,7 @@ class DraftPolicy:
         self.copies = copies or EvidenceAcceptance()
         self._models: dict[str, ModelArm] = {}
         self._plain, self._others = Arm(), Arm()  # rounds without a draft, and without a draft model
-        self._lookup = TUNING.lookup  # mean seconds
         self._reply_tokens = TUNING.reply_tokens  # mean tokens of a reply
-        self._allowance = Allowance(TUNING.first_credit, TUNING.first_credit, TUNING.least_credit)  # budget of copies
         self.use_curve(curve)
         self.begin(0)
 
@@ -186,7 +150,7 @@ class DraftPolicy:
         self._arm(model).expect(seconds, acceptance)
 
     def _arm(self, model: str) -> ModelArm:
-        return self._models.setdefault(model, ModelArm(TUNING.first_try, TUNING.most_credit))
+        return self._models.setdefault(model, ModelArm())
 
     def begin(self, prompt: int, model: str = "", *, linked: bool = False) -> None:
         """Begin a reply to `prompt` tokens. `model` names the draft model, "" is none. `linked`: the verifier is on
@@ -207,9 +171,9 @@ class DraftPolicy:
         return max(self._tokens / self._seconds, 1.0 / self.cost.single)
 
     def looks(self, known: int) -> bool:
-        """Return whether to look for copies, where the latest `known` tokens have occurred in this order before."""
-        debt = TUNING.debt if known >= TUNING.known_tokens else 0.0
-        return self._lookup / self.cost.single <= self._allowance.left + debt
+        """Return whether to look for copies, where the latest `known` tokens have occurred in this order before: the
+        more a further row costs, the more of them it takes for a copy that pays."""
+        return known > round(self.cost.loss(1, 0))
 
     def bid(self, survives: Sequence[float], room: int) -> Bid:
         """Return the draft, at most `room` tokens; `survives[i]` is the chance that the first i + 1 offered copies are
@@ -219,10 +183,8 @@ class DraftPolicy:
         known = None if model is None else self._known()
         asks = 0 if model is None else self._tries(model) if known is None else model.most
         other = self._hoped(model)[1] if asks and known is None and model is not None else known
-        copies, wanted = self._copies(survives[:room], other)
-        if asks and not copies:
-            return Bid(0, min(room, asks))
-        return Bid(copies, 0, wanted if copies < wanted else 0)
+        copies = self._copies(survives[:room], other)
+        return Bid(copies) if copies else Bid(0, min(room, asks))
 
     def _known(self) -> Arm | None:
         """Return the rounds with the draft model, as measured, or as its known acceptance lets expect them; None if
@@ -248,7 +210,7 @@ class DraftPolicy:
         if self._linked and model.is_judged and self._plain.rounds < model.rounds_tried:
             return 0
         most = min(model.most, model.hope)
-        left = model.allowance.left - (0.0 if self._linked else self._reading(model) / self.cost.single)
+        left = model.allowance - (0.0 if self._linked else self._reading(model) / self.cost.single)
         trip, single = self._round_trip, self.cost.single
         losses = ((n, self.cost.loss(n, 0) + (n * model.token_seconds + trip) / single) for n in range(most, 0, -1))
         return next((n for n, loss in losses if loss <= left), 0)
@@ -291,25 +253,18 @@ class DraftPolicy:
         price = 1.0 / self._plain.pace if self._linked and self._plain.tokens else self.price
         return rounds.tokens - price * rounds.seconds
 
-    def _copies(self, survives: Sequence[float], other: Arm | None) -> tuple[int, int]:
-        """Return how many offered tokens to copy, and how many if the allowance covered them. A copy has to gain more
-        than a plain round, and than `other`."""
-        cost, price, left = self.cost, self.price, self._allowance.left
-        best, wanted, expected = 0, 0, 1.0
-        gain = 1.0 - price * cost.single
+    def _copies(self, survives: Sequence[float], other: Arm | None) -> int:
+        """Return how many offered tokens to copy. A copy has to gain more than a plain round, and than `other`."""
+        best, expected, price = 0, 1.0, self.price
+        gain = 1.0 - price * self.cost.single
         if other is not None:
             gain = max(gain, self._gain(other))
-        highest = gain = gain + TUNING.least_gain
-        most = cost.single * (1.0 + max(0.5 * left, min(TUNING.free_draft, left)))
         for n, chance in enumerate(survives[:MAX_DRAFT], 1):
             expected += chance
-            seconds = cost.seconds(n)
-            value = expected - price * seconds
-            if value > highest:
-                wanted, highest = n, value
-            if value > gain and seconds <= most:
+            value = expected - price * self.cost.seconds(n)
+            if value > gain:
                 best, gain = n, value
-        return best, wanted
+        return best
 
     def floors(self) -> list[float]:
         """Return the break-even chance for each place of the draft model's draft."""
@@ -338,11 +293,7 @@ class DraftPolicy:
 
     def looked(self, seconds: float) -> None:
         """Account for a lookup, and for learning from it."""
-        seconds = min(seconds, TUNING.interrupted * self._lookup)
-        self._lookup += TUNING.latest * (seconds - self._lookup)
-        decodes = seconds / self.cost.single
-        self._allowance.spend(decodes, TUNING.debt)
-        self._spent["lookups"] += decodes
+        self._spent["lookups"] += seconds / self.cost.single
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """Record that the draft model drafted `tokens` in this round, which took `seconds`."""
@@ -361,11 +312,9 @@ class DraftPolicy:
             expected = float(chunk.confidence.sum()) / self.copies.trust if copied else 0.0
             self.copies.record_draft(expected, verdict.accepted)
         if copied:
-            self.settle(loss := self.cost.loss(copied, verdict.accepted))
-            self._spend("copies", loss)
-        self._allowance.earn(tokens)
+            self._spend("copies", self.cost.loss(copied, verdict.accepted))
         if model is not None:
-            model.allowance.earn(tokens)
+            model.settle(TUNING.exploration * tokens)
         if not first:  # The first round's time includes the prompt's.
             self._tokens = DECAY * self._tokens + tokens
             self._seconds = DECAY * self._seconds + turn.seconds
@@ -375,7 +324,7 @@ class DraftPolicy:
                 self.cost.observe(len(chunk), tokens, turn.waiting)
             if asked and model is not None:
                 loss = (turn.seconds - tokens * self._without.pace) / self.cost.single
-                model.allowance.settle(loss)
+                model.settle(-loss)
                 self._spend("model", loss)
             else:
                 self._others.add(tokens, turn.seconds)
@@ -389,10 +338,6 @@ class DraftPolicy:
         0 if it does not say."""
         mean = verdict.seconds / verdict.passes
         return max(mean, verdict.seconds - (verdict.passes - 1) * self.cost.single) if len(chunk) else mean
-
-    def settle(self, loss: float) -> None:
-        """Account for a copy's `loss` in decodes, negative for a saving; also that of a refused copy."""
-        self._allowance.settle(loss)
 
     def _spend(self, name: str, loss: float) -> None:
         """Note a loss in decodes, negative for a saving."""
@@ -408,11 +353,9 @@ class DraftPolicy:
             return f"{bid.copies} drafted: {expected:.1f} tokens expected in the time of {cost:.1f}"
         paused = "; the draft model is paused: it does not pay" if self._known() is None and self._model else ""
         if not looked:
-            return f"no lookup: earlier ones have not paid{paused}"
+            return f"no lookup: too little of the text has occurred before, where {self._second}{paused}"
         if not survives:
             return f"no draft is retrieved{paused}"
-        if bid.refused:
-            return f"{bid.refused} tokens might be copied, but wrong copies have used up what may be spent{paused}"
         return f"a draft has a {survives[0]:.0%} chance, and {self._second}{paused}"
 
     def slow_model(self, name: str, *, judged: bool = False) -> str:
