@@ -107,9 +107,7 @@ _NUMBERS = {
         MIN_REPEAT, MAX_BIAS, f"a number from {MIN_REPEAT} to {MAX_BIAS:g}, such as 1.1; 1 switches it off"
     ),
     "frequency_penalty": _PENALTY, "presence_penalty": _PENALTY,
-    **dict.fromkeys(
-        ("min_p", "exit_threshold", "budget"), (0.0, 1.0, "a number from 0 to 1, such as 0.2")
-    ),
+    **dict.fromkeys(("min_p", "exit_threshold", "budget"), (0.0, 1.0, "a number from 0 to 1, such as 0.2")),
     "logprobs": (0, MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"),
 }  # fmt: skip
 """The least and the largest value of numbers, and their ranges in words."""

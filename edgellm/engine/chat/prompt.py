@@ -71,10 +71,6 @@ class ChatTemplate:
         self._renderer, self._tokens, self._model = renderer, tokens, renderer.model
         self._bos, self._eos = bos, eos
 
-    def close(self) -> None:
-        """End the template's process."""
-        self._renderer.close()
-
     def arguments(self) -> list[str]:
         """Return the names of the arguments that the template reads and callers set."""
         return [name for name in self._renderer.arguments() if name not in RESERVED]

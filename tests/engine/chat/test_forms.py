@@ -114,10 +114,8 @@ def harmless() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=TRAITS)
-def template(request: pytest.FixtureRequest, draft_model: Model) -> Iterator[ChatTemplate]:
-    made = template_of(TRAITS[request.param], draft_model)
-    yield made
-    made.close()
+def template(request: pytest.FixtureRequest, draft_model: Model) -> ChatTemplate:
+    return template_of(TRAITS[request.param], draft_model)
 
 
 def test_every_word_of_every_conversation_is_in_the_prompt(template: ChatTemplate, draft_model: Model) -> None:
@@ -163,7 +161,6 @@ def test_nothing_is_changed_without_need_and_it_is_told(
 ) -> None:
     template, heard = template_of(TRAITS[trait], draft_model), list[str]()
     template.prompt(CONVERSATIONS[conversation], tell=heard.append)
-    template.close()
     assert [one.removesuffix(" The chat template wants it so.") for one in heard] == told
 
 
@@ -171,7 +168,6 @@ def test_a_conversation_keeps_its_form_where_none_has_everything(draft_model: Mo
     template, heard = template_of("{% for m in messages[1:] %}" + PLAIN, draft_model), list[str]()
     template = template_of("{{ messages[-1].content }}<|assistant|>", draft_model)
     ids = template.prompt([user("QONE"), said("ANSWER"), user("QTWO")], tell=heard.append)
-    template.close()
     assert text_of(draft_model, ids) == "QTWO<|assistant|>"
     assert heard == []
 
@@ -180,7 +176,6 @@ def test_a_template_that_always_fails_says_why_it_failed_first(draft_model: Mode
     template = template_of("{{ raise_exception(messages | length | string + ' turns') }}", draft_model)
     with pytest.raises(ModelUnsupported, match="2 turns"):
         template.prompt([user("QONE"), user("QTWO")])
-    template.close()
 
 
 def test_results_get_the_ids_and_names_of_their_calls() -> None:

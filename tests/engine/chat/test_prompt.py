@@ -218,7 +218,6 @@ def test_the_nearest_level_of_effort_is_chosen(
 ) -> None:
     template = template_of(source, draft_model)
     found = fitting({EFFORT: level}, template, thinks)
-    template.close()
     assert found == ({EFFORT: kept} if kept else {}, think, [EFFORT] if left_out else [])
 
 
@@ -241,4 +240,3 @@ def test_arguments_that_a_template_does_not_read_are_left_out(
 ) -> None:  # fmt: skip
     template = template_of(source, draft_model)
     assert fitting(arguments, template, thinks) == (kept, think, left_out)
-    template.close()
