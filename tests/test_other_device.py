@@ -41,7 +41,7 @@ GROUPS = {
     "caches, captures and layers": Group(
         (
             "engine/kv/test_kv_cache.py", "engine/test_graph_hooks.py", "engine/test_layer_block.py",
-            "engine/test_context.py", "engine/test_mtp.py", "engine/test_eagle3.py", "mesh/test_stages.py",
+            "engine/test_context.py", "engine/test_speculators.py", "mesh/test_stages.py",
         ),
         cases={
             "logits_are_those_of_the_whole_model": ("-3]",),
@@ -61,7 +61,7 @@ GROUPS = {
     ),
     "pairs": Group(
         (
-            "llm/test_architectures.py", "llm/test_lossless.py", "llm/test_drafting.py", "llm/test_speculators.py",
+            "llm/test_architectures.py", "llm/test_lossless.py", "llm/test_drafting.py",
         ),
         without=(
             "says_whether", "slow_device", "curve_of_heads",

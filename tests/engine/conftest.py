@@ -9,7 +9,6 @@ from edgellm.engine import Context, ContextSpec, Model
 from testkit.gguf.random_model import CHAT_TEMPLATE, Shape, write
 
 TINY = Shape("llama", 400, 2, 32, 2, 1, 64, 512)
-QWEN = Shape("qwen2", 400, 2, 64, 2, 1, 96, 512, bias=True)
 
 MakeModel = Callable[..., Model]
 

@@ -8,6 +8,10 @@ CLOSE = 1e-4  # of the largest logit
 ROUNDED = 0.02  # a cache of 16 bits, and 8-bit products
 
 
+def ids(*tokens: int) -> Ids:
+    return np.array(tokens, dtype=np.int32)
+
+
 def some_ids(n: int, n_vocab: int = 1_000, seed: int = 0) -> Ids:
     return np.random.default_rng(seed).integers(0, n_vocab, n).astype(np.int32)
 

@@ -16,14 +16,10 @@ SEQUENCES, CLOSE = 5, 1e-4
 
 @pytest.fixture(scope="module")
 def halves(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Model, Model]]:
-    yield from _cut(f32_pair[1], tmp_path_factory.mktemp("halves"))
-
-
-def _cut(path: Path, folder: Path) -> Iterator[tuple[Model, Model]]:
-    n = check_cuttable(check_gguf(path))
+    folder, n = tmp_path_factory.mktemp("halves"), check_cuttable(check_gguf(f32_pair[1]))
     paths = folder / "lower.gguf", folder / "upper.gguf"
-    cut(path, paths[0], 0, n // 2 - 1, head=False)
-    cut(path, paths[1], n // 2, n - 1, head=True)
+    cut(f32_pair[1], paths[0], 0, n // 2 - 1, head=False)
+    cut(f32_pair[1], paths[1], n // 2, n - 1, head=True)
     with Model.load(paths[0]) as lower, Model.load(paths[1]) as upper:
         yield lower, upper
 

@@ -23,15 +23,12 @@ from edgellm.services.verification_codec import greet, read_verify, write_open, 
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.sampling import ModelSampling
 from edgellm.spec.types import GREEDY, Chunk, Ids, Logprobs, Sampling, Verdict
+from tests.engine.logits import ids
 from tests.fuzz.reading import Reader
 
 WORDS, CONTEXT, ROUND = 300, 512, 7
 VOCABULARY = Vocabulary.of([b"%d" % i for i in range(WORDS)], bytes(WORDS))
 WANTED = ModelSampling(0.7)
-
-
-def ids(*tokens: int) -> Ids:
-    return np.array(tokens, np.int32)
 
 
 def verify_request(position: int, prefix: Ids, drafted: int, logprobs: int | None = None) -> VerifyRequest:

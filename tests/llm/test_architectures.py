@@ -1,4 +1,5 @@
-"""A pair of any architecture writes what its verifier writes alone, whatever kind of cache the two have."""
+"""A pair of any architecture writes what its verifier writes alone, whatever kind of cache the two have, and whatever
+speculator drafts beside copies and a draft model; each choice has its reason."""
 
 from itertools import takewhile
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Context, ContextSpec, Ids, Model
+from edgellm.engine import Context, ContextSpec, Ids, Model, ModelFile
 from edgellm.engine.gguf.cuttable import RULES
-from edgellm.errors import InvalidOption
-from tests.conftest import Architectures
+from edgellm.errors import InvalidOption, ModelUnsupported
+from edgellm.llm.abilities import abilities, context_memory
+from edgellm.spec.types import Explanation
+from tests.conftest import Architectures, Heads
 from tests.decodes import greedy
 
 NOTES = "The mug is on the shelf. The key is in the drawer. The mug is on the shelf and the key is in the drawer."
@@ -25,11 +28,17 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def written(llm: LLM, **options: Any) -> list[int]:
-    return [token.id for token in llm.reply(QUESTION, max_tokens=TOKENS, **options)]
+def written(llm: LLM, **options: Any) -> tuple[list[int], list[str]]:
+    """Return a reply, and what was said of the speculator."""
+    reasons: list[str] = []
+    reply = llm.reply(QUESTION, max_tokens=TOKENS, **options)
+    reply.listen(on_explain=lambda said: reasons.append(said.text) if isinstance(said, Explanation) else None)
+    tokens = [token.id for token in reply]
+    assert reply.summary.drafted or "gamma" not in options
+    return tokens, [reason for reason in reasons if "MTP" in reason or "EAGLE-3 head" in reason]
 
 
-def alone(path: Path, prompt: Ids) -> list[int]:
+def own_text(path: Path, prompt: Ids) -> list[int]:
     """Return the model's own greedy reply."""
     with Model.load(path, faults=()) as model, Context(model, ContextSpec(n_ctx=512, threads=1)) as context:
         return [*takewhile(lambda token: not model.is_eog(token), greedy(context, prompt, TOKENS))]
@@ -42,18 +51,17 @@ def test_a_pair_writes_what_its_verifier_writes_alone(
     verifier, draft = architectures(name), architectures(name, 0.12)
     with LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair:
         prompt = pair.prompts.ids(QUESTION)
-        expected = alone(verifier, prompt)
+        expected = own_text(verifier, prompt)
         assert len(set(expected)) > 4
         for mode, options in MODES.items():
             if mode == "early exit" and name not in RULES:
                 with pytest.raises(InvalidOption, match="recurrent state cannot be rolled back"):
                     written(pair, **options)
                 continue
-            assert written(pair, **options) == expected, mode
+            assert written(pair, **options)[0] == expected, mode
         reply = pair.reply(QUESTION, max_tokens=TOKENS, budget=0.4)
         assert list(reply)
-        again = [*pair.reply(QUESTION, max_tokens=TOKENS)]
-        assert [token.id for token in again] == expected, "after a budget"
+        assert written(pair)[0] == expected, "after a budget"
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -61,8 +69,8 @@ def test_one_model_alone_copies_and_stays_itself(architectures: Architectures, n
     path = architectures(name)
     with LLM.open(None, path, threads=1, n_ctx=512, history=False) as llm:
         prompt = llm.prompts.ids(QUESTION)
-        expected = alone(path, prompt)
-        assert written(llm) == written(llm) == expected
+        expected = own_text(path, prompt)
+        assert written(llm)[0] == written(llm)[0] == expected
 
 
 def test_a_gate_that_needs_attention_is_refused_where_there_is_none(architectures: Architectures) -> None:
@@ -71,3 +79,119 @@ def test_a_gate_that_needs_attention_is_refused_where_there_is_none(architecture
         assert list(pair.reply(QUESTION, max_tokens=8, budget=0.4))
         with pytest.raises(InvalidOption, match="needs attention"):
             list(pair.reply(QUESTION, max_tokens=8, budget=0.4, gate="synera"))
+
+
+# --- with a speculator ------------------------------------------------------------------------------------------------
+
+
+OPTIONS: list[dict[str, Any]] = [{}, {"retrieval": "off"}, {"temperature": 0.8, "seed": 7}]
+
+
+@pytest.mark.parametrize("name", ["qwen35", "glm4moe"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_replies_are_those_of_the_same_model_without_the_layer(
+    architectures: Architectures, name: str, alone: bool, rows_are_cheap: None
+) -> None:
+    """`-m MODEL` alone, and as a verifier without a draft model."""
+    names = (architectures(name, mtp="useful"), None) if alone else (None, architectures(name, mtp="useful"))
+    plain = (architectures(name), None) if alone else (None, architectures(name))
+    with (
+        LLM.open(*names, threads=1, n_ctx=512, history=False) as llm,
+        LLM.open(*plain, threads=1, n_ctx=512, history=False) as before,
+    ):
+        for options in OPTIONS:
+            found, reasons = written(llm, **options)
+            assert found == written(before, **options)[0]
+            assert reasons == ["the model's MTP layer drafts where that is faster"]
+
+
+@pytest.mark.parametrize("name", ["qwen35", "glm4moe"])
+def test_beside_a_draft_model_it_drafts_nothing(architectures: Architectures, name: str) -> None:
+    draft, verifier = architectures(name, 0.12), architectures(name, mtp="useful")
+    with (
+        LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair,
+        LLM.open(None, architectures(name), threads=1, n_ctx=512, history=False) as alone,
+    ):
+        expected, _ = written(alone)
+        found = written(pair, retrieval="off", gate="always", gamma=4)
+        assert found == (expected, ["the model's MTP layer drafts nothing: the draft model drafts"])
+
+
+@pytest.mark.parametrize(("name", "own"), [("llama", True), ("qwen35", False)])
+def test_replies_with_a_head_are_those_of_the_verifier_alone(
+    architectures: Architectures, heads: Heads, name: str, own: bool, rows_are_cheap: None
+) -> None:
+    """`--draft HEAD --verifier MODEL`."""
+    head = heads(name, own=own)
+    with (
+        LLM.open(head, architectures(name), threads=1, n_ctx=512, history=False) as llm,
+        LLM.open(None, architectures(name), threads=1, n_ctx=512, history=False) as alone,
+    ):
+        assert llm.draft_name is None
+        for options in OPTIONS:
+            found, reasons = written(llm, **options)
+            assert found == written(alone, **options)[0]
+            assert reasons[0] == f"the EAGLE-3 head {head.name} drafts where that is faster"
+            assert f"the EAGLE-3 head {head.name} drafts from its states" in reasons[1]
+
+
+def test_a_head_without_verifier_is_refused(architectures: Architectures, heads: Heads, verifier_path: Path) -> None:
+    head = heads("llama")
+    for verifier, why, instead in (
+        (None, "there is no verifier", "--verifier"),
+        ("localhost:50151", "localhost:50151 is in another", "serve --role verifier"),
+        (verifier_path, "does not fit the verifier verifier.gguf", "that it was trained for"),
+        (architectures("qwen2"), "hands over no states of qwen2", "that it was trained for"),
+    ):
+        with pytest.raises(ModelUnsupported, match=why) as refused:
+            LLM.open(head, verifier)
+        assert instead in refused.value.next_step
+    with pytest.raises(ModelUnsupported, match="is an EAGLE-3 head") as refused:
+        LLM.open(architectures("llama"), head)
+    assert "as the draft model" in refused.value.next_step
+
+
+def test_where_it_cannot_draft_the_reason_is_told(architectures: Architectures) -> None:
+    draft, verifier = architectures("qwen35", 0.12), architectures("qwen35", mtp="useful")
+    with LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair:
+        for options, reason in (
+            ({"budget": 0.3}, "not everything is verified"),
+            ({"logprobs": 0}, "log-probabilities are requested"),
+        ):
+            assert [said.endswith(reason) for said in written(pair, **options)[1]] == [True]
+
+
+def test_a_speculator_that_llama_cpp_computes_wrongly_is_not_loaded(
+    architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgellm.engine import model
+    from edgellm.engine.trial.probe import EAGLE3, MTP, TrialOutcome
+
+    monkeypatch.setattr(model, "require_loadable", lambda *_: TrialOutcome(faults=(MTP, EAGLE3)))
+    with LLM.open(None, architectures("qwen35", mtp="useful"), threads=1, n_ctx=512, history=False) as llm:
+        assert written(llm)[1] == []
+        assert [notice for notice in llm.notices if "MTP drafts" in notice]
+    with LLM.open(heads("llama"), architectures("llama"), threads=1, n_ctx=512, history=False) as llm:
+        assert not [reason for reason in written(llm)[1] if "where that is faster" in reason]
+        assert [notice for notice in llm.notices if "EAGLE-3 drafts" in notice]
+
+
+def test_show_tells_it(architectures: Architectures) -> None:
+    for mtp, able in (("none", False), ("useless", True)):
+        told = {ability.name: ability for ability in abilities(ModelFile.open(architectures("qwen35", mtp=mtp)))}
+        assert told["MTP drafts"].able == able
+        assert "predicts further tokens (MTP)" in told["MTP drafts"].reason
+
+
+def test_show_tells_what_a_head_is_and_for_whom(architectures: Architectures, heads: Heads) -> None:
+    others = {name: ModelFile.open(architectures(name)) for name in ("llama", "qwen2")}
+    head = ModelFile.open(heads("llama"))
+    chat, drafts = abilities(head, others)
+    assert (chat.able, chat.reason) == (False, "it is an EAGLE-3 head: it drafts from another model's states")
+    assert (drafts.able, drafts.reason) == (True, "as the draft model of llama, from the inputs of layers 1, 2, 3")
+    assert not abilities(head)[1].able
+    assert context_memory(head.header) == []
+    pair = next(ability for ability in abilities(others["llama"], {"mine": head}) if ability.name == "pair")
+    assert (pair.able, pair.reason) == (True, "with the EAGLE-3 head mine")
+    pair = next(ability for ability in abilities(others["qwen2"], {"mine": head}) if ability.name == "pair")
+    assert not pair.able

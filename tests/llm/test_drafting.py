@@ -1,7 +1,6 @@
 """Retrieval on the real pair: the text is the same, and what was replied before is copied."""
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -112,17 +111,6 @@ def test_it_says_whether_and_from_what_it_copies(pair: LLM, options: dict[str, A
     assert any(reason in explanation.text for explanation in heard)
     if "context" not in str(options):
         assert Source.RETRIEVED not in sources
-
-
-def kept_curve(home: Path, model: Path) -> Path:
-    """Return the file with the curve of `model`. Pairs that other tests opened may write theirs here, too."""
-    (kept,) = (home / "cache" / "curves").glob(f"{FileHash(model).compute()[:16]}-*.json")
-    return kept
-
-
-def change(kept: Path, **changes: object) -> None:
-    stored = json.loads(kept.read_text())
-    kept.write_text(json.dumps(stored | {"curve": stored["curve"] | changes}))
 
 
 class Slow:

@@ -20,6 +20,7 @@ from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import GREEDY, Chunk, Sampling
+from edgellm.storage import fingerprint
 from tests.decodes import greedy
 from tests.mesh.folder import FolderLayers
 from tests.verifier.asking import judged
@@ -38,10 +39,15 @@ class Cut:
 
 def cut_model(path: Path, folder: Path) -> Cut:
     layers = FolderLayers(folder)
-    digest = layers.cut(path)
+    layers.cut(path)
+    return Cut(path, layers, stage_spec(path))
+
+
+def stage_spec(path: Path) -> StageSpec:
+    """What a stage with all layers of a model does for two replies."""
     with Model.load(path) as model:
         n, embd, vocab = model.n_layer, model.n_embd, model.n_vocab
-    return Cut(path, layers, StageSpec(digest, path.stem, LayerRange(0, n), n, embd, vocab, 256, 2))
+    return StageSpec(fingerprint(path), path.stem, LayerRange(0, n), n, embd, vocab, 256, 2)
 
 
 class Device:

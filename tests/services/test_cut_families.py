@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Model, ModelFile
+from edgellm.engine import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelNotFound
 from edgellm.layer_range import LayerRange, StageShare
@@ -17,7 +17,6 @@ from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.fleet_file import read_fleet
 from edgellm.mesh.layer_sources import WholeModel
-from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.link import Endpoint
@@ -32,19 +31,13 @@ from edgellm.storage.model_files import SMOLLM2
 from testkit.gguf.architectures import WINDOW
 from tests.conftest import Architectures
 from tests.engine.logits import some_ids
-from tests.mesh.household import Whole
+from tests.mesh.household import Whole, stage_spec
 from tests.services.conftest import ANYWHERE
 from tests.spec.real import ids
 from tests.waiting import until
 
 PROMPT = some_ids(2 * WINDOW + 9, 2000, 5)
 TOKENS = 24
-
-
-def stage_spec(path: Path) -> StageSpec:
-    with Model.load(path) as model:
-        n, embd, vocab = model.n_layer, model.n_embd, model.n_vocab
-    return StageSpec(fingerprint(path), path.stem, LayerRange(0, n), n, embd, vocab, 256, 2)
 
 
 def write(session: Session, own: list[int], at: int, stop: int) -> None:
@@ -167,9 +160,9 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
 
 
 try:  # before the tests have a home of their own
-    MODEL = resolve(SMOLLM2.verifier)
-except ModelNotFound as missing:
-    pytest.skip(str(missing), allow_module_level=True)
+    MODEL: Path | None = resolve(SMOLLM2.verifier)
+except ModelNotFound:
+    MODEL = None
 
 LONG = "Summarise this in one sentence. " + " ".join(
     f"On day {day} it rained for {day % 7} hours." for day in range(70)
@@ -177,6 +170,7 @@ LONG = "Summarise this in one sentence. " + " ".join(
 
 
 @pytest.mark.nightly
+@pytest.mark.skipif(MODEL is None, reason="the model is not downloaded")
 @pytest.mark.parametrize(
     ("split", "reproducible"),
     [("{}:1-15,{}:16-30", False), ("here:1-5,{}:6-20,{}:21-30", False), ("{}:1-15,{}:16-30", True)],
@@ -184,6 +178,7 @@ LONG = "Summarise this in one sentence. " + " ".join(
 def test_a_reply_is_the_models_own_wherever_it_is_cut(split: str, reproducible: bool, tmp_path: Path) -> None:
     """Small pieces of a model are computed as the whole is, and activations travel in full. If it is reproducible, also
     where rows of copies are computed with others."""
+    assert MODEL is not None
     file, unit = ModelFile.open(MODEL), ComputeUnit(Hardware(threads=1, reproducible=reproducible))
     with ExitStack() as running:
         addresses = [

@@ -24,7 +24,7 @@ from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Verdict
 from tests.mesh.conftest import verifier_cut, whole
-from tests.mesh.household import NOTHING, Cut, Device, Whole
+from tests.mesh.household import NOTHING, Cut, Device, Whole, even
 from tests.services.conftest import ANYWHERE
 from tests.services.meshing import PROMPT
 
@@ -109,16 +109,10 @@ def test_the_others_take_over_from_one_that_lies(
     told: list[str] = []
     with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
         members: list[MeshDevice] = [
-            RemoteDevice(Endpoint("liar", worker.address)),
-            Device("here", verifier_cut.layers),
-        ]
-        names = ("here", "liar") if last else ("liar", "here")
-        mesh = Mesh(
-            members,
-            [StageShare(names[0], LayerRange(0, 6)), StageShare(names[1], LayerRange(6, 12))],
-            verifier_cut.work,
-            notify=told.append,
-        )
+            RemoteDevice(Endpoint("liar", worker.address)), Device("here", verifier_cut.layers),
+        ]  # fmt: skip
+        shares = even(verifier_cut.work, ("here", "liar") if last else ("liar", "here"))
+        mesh = Mesh(members, shares, verifier_cut.work, notify=told.append)
         verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
         session = verifier.open(GenerationState())
         with suppress(InvalidOption) if lie.startswith("failures") else nullcontext():  # a reason, and no wrong text

@@ -11,6 +11,7 @@ from edgellm.errors import EngineFailed
 from edgellm.spec.sampling import arrival_times, distribution, draw, penalised, top2, top_k
 from edgellm.spec.types import GREEDY, NO_IDS, Distribution, Penalties, Sampling
 from edgellm.spec.verification import judge, verify_greedy
+from tests.engine.logits import ids
 from tests.spec.fakes import markov
 
 numbers = (
@@ -153,10 +154,6 @@ def test_min_p_keeps_what_is_likely_enough(logits: np.ndarray, sampling: Samplin
 
 N_VOCAB = 8
 PROMPT = np.array([3], dtype=np.int32)
-
-
-def ids(*tokens: int) -> np.ndarray:
-    return np.array(tokens, dtype=np.int32)
 
 
 def rows_of(*tokens: int) -> np.ndarray:

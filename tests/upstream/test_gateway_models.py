@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from socket import socket
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -25,6 +24,7 @@ from edgellm.upstream.gateway.backend import families
 from edgellm.upstream.gateway.pool import PoolOpening
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
+from testkit import free_port
 from testkit.retokenized import permuted, write
 from testkit.upstream.dialects import Dialect, LlamaServer, Vllm
 from testkit.upstream.engine import Engine
@@ -217,15 +217,6 @@ def test_each_model_needs_a_tokenizer_that_is_proved_to_be_its_own(
         PoolOpening(list(drafts.values()), OPTIONS).open([one.url, quiet.url])
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports at which servers may begin to answer."""
-    with ExitStack() as closing:
-        sockets = [closing.enter_context(socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 def metrics_of(gateway: GatewayServer) -> dict[str, dict[str, float]]:
     return {
         name: {" ".join(labels): value for labels, value in values}
@@ -238,7 +229,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
 ) -> None:
     """None is there at the start. A device that named no model stays with the one that it got. A further server of a
     model joins it."""
-    one, other, more = free_ports(3)
+    one, other, more = (free_port() for _ in range(3))
     urls = [f"http://127.0.0.1:{one}", f"http://127.0.0.1:{other}#{OTHER}", f"http://127.0.0.1:{more}"]
     events: list[str] = []
     gateway = serve_gateway(urls, list(drafts.values()), Listening(port=0, on_event=events.append), OPTIONS)
@@ -293,7 +284,7 @@ def test_a_model_that_comes_too_late_is_closed(engine: Engine, drafts: dict[str,
 def test_a_late_server_with_a_tokenizer_that_nobody_gave_is_not_used(
     engine: Engine, other_engine: Engine, drafts: dict[str, Path], closing: ExitStack
 ) -> None:
-    (port,), news = free_ports(1), list[str]()
+    port, news = free_port(), list[str]()
     one = closing.enter_context(UpstreamServer(Vllm(engine)))
     opening = PoolOpening([drafts[ONE]], OPTIONS, news.append)
     (model,) = opening.open([one.url, f"http://127.0.0.1:{port}"])
@@ -310,14 +301,14 @@ def test_a_late_server_with_a_tokenizer_that_nobody_gave_is_not_used(
 def test_tokenizers_are_read_although_no_server_answers(tmp_path: Path) -> None:
     (wrong := tmp_path / "wrong.gguf").write_bytes(b"no model")
     with pytest.raises(ModelCorrupt):
-        PoolOpening([wrong], OPTIONS).open([f"http://127.0.0.1:{free_ports(1)[0]}"])
+        PoolOpening([wrong], OPTIONS).open([f"http://127.0.0.1:{free_port()}"])
 
 
 def test_a_gateway_from_the_command_line_begins_without_any_server(
     engine: Engine, other_engine: Engine, drafts: dict[str, Path], closing: ExitStack
 ) -> None:
     """Over HTTP, too, requests name the model; its health is that of its servers."""
-    ports = free_ports(2)
+    ports = [free_port(), free_port()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     tokenizers = [word for path in drafts.values() for word in ("-m", str(path))]
     gateway = Served("--upstream", f"{urls[0]}#{ONE}", "--upstream", f"{urls[1]}#{OTHER}", *tokenizers)

@@ -11,6 +11,7 @@ from edgellm.upstream.dialects.served import UnknownServer
 from edgellm.upstream.dialects.texts import TextBorders, TextUpstream, Written
 from edgellm.upstream.http_client import HttpClient, ServerURL
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
+from tests.engine.logits import ids
 
 SNOWMAN = "Here is \N{SNOWMAN} again"
 
@@ -18,10 +19,6 @@ SNOWMAN = "Here is \N{SNOWMAN} again"
 @pytest.fixture(scope="module")
 def borders(served: Model) -> TextBorders:
     return TextBorders(served)
-
-
-def ids(*tokens: int) -> Ids:
-    return np.array(tokens, dtype=np.int32)
 
 
 def split(served: Model, text: str) -> Ids:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from edgellm.spec.sampling import distribution, draw
-from edgellm.spec.types import GREEDY, Chunk, Distribution, Ids, Sampling
+from edgellm.spec.types import GREEDY, Chunk, Distribution, Sampling
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top, verdict
+from tests.engine.logits import ids
 
 SIZE = 4  # of the vocabulary
 LENGTH = 3  # tokens of a text
@@ -25,10 +26,6 @@ SAMPLINGS = {
     "truncated": Sampling(temperature=1.1, top_k=3, top_p=0.9),
     "min-p": Sampling(temperature=1.3, top_k=SIZE, top_p=1.0, min_p=0.3),
 }
-
-
-def ids(*tokens: int) -> Ids:
-    return np.array(tokens, dtype=np.int32)
 
 
 def top(text: list[int]) -> Top:

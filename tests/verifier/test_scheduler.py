@@ -20,6 +20,7 @@ from edgellm.verifier import scheduler
 from edgellm.verifier.engine import SlotTable
 from edgellm.verifier.scheduler import DELAY, SOLO_DELAY, Answer, DeviceTurns, Job, SchedulerLimits, Slice, next_batch
 from edgellm.verifier.worker import VerifierWorker
+from tests.engine.logits import ids
 
 
 def want(session: int, unseen: int, drafted: int, arrival: int = 0, device: str = "", turn: int = 0) -> Job:
@@ -199,10 +200,6 @@ def test_a_device_that_asks_in_vain_too_often_is_not_heard_for_a_while(monkeypat
     assert pacing.delay("other") == 0.0
     now = 60.0
     assert pacing.delay("flood") == 0.0
-
-
-def ids(*tokens: int) -> Ids:
-    return np.array(tokens, dtype=np.int32)
 
 
 class Caches:
