@@ -16,6 +16,7 @@ from typer.main import get_command
 
 from edgellm.cli.app import app, run
 from edgellm.engine.gguf import synthetic_layers as timing
+from edgellm.mesh import device_profiler
 from edgellm.rpc import measuring
 from edgellm.rpc.trust.trust import Trust
 from tests.rpc.strangers import befriend, device
@@ -109,6 +110,7 @@ def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "ROWS", (1, 8))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)
+    monkeypatch.setattr(device_profiler, "_LOADING", 0.1)
     monkeypatch.setattr(measuring, "SECONDS", 0.02)
     monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
 

@@ -82,7 +82,7 @@ WIDE = st.tuples(st.integers(1, 30), st.integers(1, 30)).map(
 TEXTS = st.lists(PARTS | DEEP | STEPS | WIDE, max_size=24).map("".join)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXTS, st.data(), st.integers(20, 60))
 def test_the_screen_is_the_same_however_the_text_came(
     monkeypatch: pytest.MonkeyPatch, text: str, data: st.DataObject, width: int
@@ -93,7 +93,7 @@ def test_the_screen_is_the_same_however_the_text_came(
     assert shown(pieces, monkeypatch, width, 2_000).shown == shown([text], monkeypatch, width, 2_000).shown
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXTS, st.integers(10, 60))
 @example("".join(f"{'  ' * level}- film\n" for level in range(12)), 60)
 @example(">" * 25 + " film", 80)

@@ -87,7 +87,7 @@ def test_a_model_that_does_not_fit_says_so(verifier_path: Path, monkeypatch: pyt
 
 
 def test_the_memory_of_a_context_is_what_it_takes(tmp_path: Path) -> None:
-    write(tmp_path / "half.gguf", replace(SHAPES["qwen2.5-0.5b"], n_layer=4), "Q4_0")
+    write(tmp_path / "half.gguf", replace(SHAPES["qwen2.5-0.5b"], n_layer=4, n_vocab=8_000), "Q4_0")
     file = ModelFile.open(tmp_path / "half.gguf")
     rows = context_memory(file.header)
     assert [row.tokens for row in rows] == sorted({row.tokens for row in rows})

@@ -199,11 +199,11 @@ async def test_signs_of_life_are_given_while_the_disk_is_read(
     finish = IncomingPiece.finish
 
     def slow(self: IncomingPiece) -> Path:
-        time.sleep(3.0)
+        time.sleep(0.8)
         return finish(self)
 
     monkeypatch.setattr(IncomingPiece, "finish", slow)
-    monkeypatch.setattr(listener, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr("edgellm.rpc.layers.UPLOAD_TIMING", Timing(silent_beats=8))
+    monkeypatch.setattr(listener, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("edgellm.rpc.layers.UPLOAD_TIMING", Timing(beat=0.05, silent_beats=8))
     async with taking(store) as address:
         assert (await bring(address, manifest, [1], cut))[-1][0] == manifest.pieces[1].size
