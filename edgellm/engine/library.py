@@ -41,34 +41,13 @@ _OPTIONAL = ("gomp", "ggml-cpu")
 """Libraries that may be missing: the system's OpenMP does, too, and the processor's library may be chosen later."""
 _INSTRUCTIONS = {"avx2", "fma", "f16c", "bmi2"}
 """Instructions that the prebuilt library for x86-64 uses without asking the processor."""
-_CPU = ("ggml_backend_cpu_init", "ggml_backend_cpu_set_n_threads")
-"""Functions of the library for the processor, which may be chosen later."""
-
-
-class InitParams(ctypes.Structure):
-    """ggml's parameters of a context of tensors."""
-
-    _fields_ = (("size", ctypes.c_size_t), ("memory", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
-
-
-_POINTER, _SIZE, _INT, _FLAG, _TEXT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_bool, ctypes.c_char_p
+_POINTER, _SIZE, _INT, _TEXT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p
 _SIZES = ctypes.POINTER(ctypes.c_size_t)
-QUICK: Mapping[str, tuple[Any, ...]] = {
-    "ggml_init": (_POINTER, InitParams), "ggml_free": (None, _POINTER),
-    "ggml_get_name": (_TEXT, _POINTER), "ggml_nbytes": (_SIZE, _POINTER),
-    "ggml_tensor_overhead": (_SIZE,), "ggml_graph_overhead_custom": (_SIZE, _SIZE, _FLAG),
-    "ggml_new_tensor_2d": (_POINTER, _POINTER, _INT, ctypes.c_int64, ctypes.c_int64),
-    "ggml_new_graph_custom": (_POINTER, _POINTER, _SIZE, _FLAG),
-    "ggml_mul_mat": (_POINTER, _POINTER, _POINTER, _POINTER),
-    "ggml_build_forward_expand": (None, _POINTER, _POINTER),
-    "ggml_backend_cpu_buffer_from_ptr": (_POINTER, _POINTER, _SIZE), "ggml_backend_buffer_free": (None, _POINTER),
-    "ggml_backend_tensor_alloc": (_INT, _POINTER, _POINTER, _POINTER), "ggml_backend_free": (None, _POINTER),
-    "ggml_backend_cpu_init": (_POINTER,), "ggml_backend_cpu_set_n_threads": (None, _POINTER, _INT),
-}  # fmt: skip
+QUICK: Mapping[str, tuple[Any, ...]] = {"ggml_get_name": (_TEXT, _POINTER)}
 """The functions below llama.cpp that are called and return at once, which the binding does not declare: the type of
 the result, and of the arguments."""
 SLOW: Mapping[str, tuple[Any, ...]] = {
-    "ggml_commit": (_TEXT,), "ggml_backend_graph_compute": (_INT, _POINTER, _POINTER),
+    "ggml_commit": (_TEXT,),
     "ggml_backend_tensor_get": (None, _POINTER, _POINTER, _SIZE, _SIZE),
     "ggml_backend_tensor_get_2d": (None, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _SIZE),
     "ggml_backend_load": (_POINTER, _TEXT), "ggml_backend_load_all_from_path": (None, _TEXT),
@@ -255,8 +234,7 @@ def _offered(library: Library) -> Iterator[None]:
 def missing_symbol(opened: Mapping[str, ctypes.CDLL]) -> str:
     """Return the first called function that no library has, in words; "" if all are there."""
     for symbol in (*QUICK, *SLOW):
-        later = symbol in _CPU and "ggml-cpu" not in opened
-        if not later and not any(hasattr(one, symbol) for one in opened.values()):
+        if not any(hasattr(one, symbol) for one in opened.values()):
             return f"it has no function {symbol}"
     return ""
 
