@@ -122,17 +122,14 @@ def read_at_random(file: int) -> None:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
 
 
-def drop_pages(file: int) -> str:
-    """Drop a file's pages from memory, if the system permits it; return a description of how."""
+def drop_pages(file: int) -> None:
+    """Drop a file's pages from memory, or read it past the cache, as far as the system permits it."""
     if sys.platform == "linux":
         os.fsync(file)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        return "after its pages were dropped from memory"
-    if sys.platform == "darwin":
+    elif sys.platform == "darwin":
         with suppress(OSError):
             fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
-            return "past the cache"
-    return "perhaps from memory: this system cannot drop a file's pages"
 
 
 def limit(name: str, value: int, *, soft: bool = False) -> None:

@@ -188,14 +188,14 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     layer_store = LayerStore(limit=None if link.store is None else int(link.store * 1e9))
     stored = StoredLayers(layer_store)
     own = () if model is None else (WholeModel(model, layer_store),)
-    limit, reason = unit.available() if link.memory is None else (int(link.memory * 1e9), "--memory")
+    limit = unit.available() if link.memory is None else int(link.memory * 1e9)
     cache = WeightCache(SeveralSources(*own, stored), unit=unit, memory=limit, keep=link.keep)
     server = WorkerServer(cache, address, on_event=_print_report, trust=trust, stored=stored, more=more)
     server.start()
     reached = replace(server.address, host=next(iter(_hosts_of(server)), link.host))
     say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{reached}:7-12", style="bold")
     say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
-    say(f"Memory for layers and caches: {size(limit)} ({reason}).", style="dim")
+    say(f"Memory for layers and caches: {size(limit)} (--memory sets it).", style="dim")
     if link.rpc:
         say("llama.cpp's RPC is served, too.", style="dim")
     return server

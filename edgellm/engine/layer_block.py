@@ -71,7 +71,9 @@ class Block:
         if padding.least == 1:
             return False
         known = 0.02 * np.random.default_rng(1).standard_normal((TRIED_ROWS, self._model.n_embd), dtype=np.float32)
-        spec = ContextSpec(TRIED_ROWS, n_batch=TRIED_ROWS, threads=self.threads, reproducible=True, padding=padding)
+        spec = ContextSpec(
+            TRIED_ROWS, n_batch=TRIED_ROWS, threads=self._context.spec.threads, reproducible=True, padding=padding
+        )
         with closing(Block(self._model, spec, head=self.head)) as block:
 
             def decode(ids: Ids, start: int, outputs: int) -> Floats:
@@ -128,11 +130,6 @@ class Block:
         if data.ndim == 1:
             return SeqRows(passage.seq, data.astype(np.int32, copy=False), outputs)
         return SeqRows.of_embedded(data.astype(np.float32, copy=False), passage.seq, outputs)
-
-    @property
-    def threads(self) -> int:
-        """The threads that compute."""
-        return self._context.spec.threads
 
     def length(self, seq: int = 0) -> int:
         """Return the number of positions in a sequence's cache."""

@@ -165,7 +165,7 @@ class LocalDevice:
         if own.pieces is not None:
             begins, ends = (frozenset(one.start for one in own.pieces), frozenset(one.last for one in own.pieces))
             layers = replace(layers, begins=begins, ends=ends)
-        return self._known.updated(layers, float(self._cache.available()[0]), self._cache.unit.name)
+        return self._known.updated(layers, float(self._cache.available()), self._cache.unit.name)
 
     def stage_host(self) -> StageHost:
         return LocalStageHost(self.name, self._cache)

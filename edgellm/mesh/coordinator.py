@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -88,10 +88,6 @@ class NextPipeline:
     def busy(self) -> bool:
         """Return whether it loads, or reads a text that was given to it."""
         return not self.loaded or not all(reading.done() for reading in self._reading.values())
-
-    def stands(self, lost: Collection[str]) -> bool:
-        """Return whether it has lost no stage, and needs none of the `lost` devices."""
-        return self.pipeline.lost is None and not any(share.name in lost for share in self.shares)
 
     def read(self, slot: int, text: Ids, rows: int) -> None:
         """Begin to read a text, in parts of `rows` tokens, if none is being read for the sequence."""
@@ -286,14 +282,13 @@ class Mesh:
                 pipeline.retire()
                 self._take_over(following, len(text))
 
-    def _take_over(self, following: NextPipeline, tokens: int) -> Pipeline:
+    def _take_over(self, following: NextPipeline, tokens: int) -> None:
         """Make `following` the present pipeline, and open the pipeline after it."""
         self.shares, self._pipeline, self._moves.next = following.shares, following.pipeline, None
         self.take_overs.append(following.taken(tokens))
         _log.info("a pipeline over %s takes over", _named(self.shares))
         if self._moves.following:
             self._open_next(self._moves.following.popleft())
-        return following.pipeline
 
     def _stay(self, name: str, lost: StageLost) -> None:
         """Stay with the present pipeline: the next one is lost. If a device is at fault, plan no moves any more; else
@@ -350,15 +345,9 @@ class Mesh:
             self.recoveries += 1
 
     def _open(self) -> Pipeline:
-        """Open the pipeline: over the present shares, or, after a loss, the next pipeline or one that is planned."""
+        """Open the pipeline: over the present shares, or, after a loss, over planned ones."""
         lost = self._losses.why
         if any(share.name in lost for share in self.shares):
-            following = self._moves.next
-            if following is not None and following.stands(lost):
-                self.notify(
-                    f"A device was lost ({self._losses}) Those that were to take over do so now; the reply continues."
-                )
-                return self._take_over(following, self._longest)
             self._moves.cancel()
             self.shares = self._replanned()
             _log.warning("a device is lost (%s), the layers are now on %s", self._losses, _named(self.shares))

@@ -41,14 +41,14 @@ def measure_device(
     *,
     folder: Path | None = None,
     unit: ComputeUnit = ComputeUnit(),
-    memory: Callable[[], tuple[int, str]] | None = None,
+    memory: Callable[[], int] | None = None,
 ) -> DeviceFigures:
     """Return this device's figures for such layers, measured within `max_age` seconds or now. Memory is always current.
 
-    `folder` is where layers lie: the disk that is read. `memory` returns the bytes for layers, and what bounds them: by
-    default the free bytes of the `unit`, which computes the layers. Raises MeasureFailed: the device cannot be
+    `folder` is where layers lie: the disk that is read. `memory` returns the bytes for layers: by default the free
+    bytes of the `unit`, which computes the layers. Raises MeasureFailed: the device cannot be
     measured."""
-    free, bound = (memory or unit.available)()
+    free = (memory or unit.available)()
     stored, reason = _stored_figures(blocks, max_age, unit)
     if stored is None:
         root = folder or cache_dir() / "layers"
@@ -68,7 +68,7 @@ def measure_device(
             raise MeasureFailed(
                 f"Layers of this model cannot be measured here: {error.what}", error.next_step
             ) from None
-    return replace(stored, memory=free, memory_reason=bound, unit_reason=unit.reason)
+    return replace(stored, memory=free, unit_reason=unit.reason)
 
 
 def _measure(
@@ -79,14 +79,14 @@ def _measure(
         on_progress("writing layers of random weights")
         write_random(blocks, file)
         on_progress("loading them from disk")
-        disk, how = _cold_load(file, blocks, unit.hardware)
+        disk = _cold_load(file, blocks, unit.hardware)
         with _as_pieces(file, blocks) as paths:
-            rows, seconds, taken = time_passes(paths, blocks, unit.hardware, on_progress)
+            rows, seconds = time_passes(paths, blocks, unit.hardware, on_progress)
     finally:
         file.unlink(missing_ok=True)
     return DeviceFigures(
-        int(time.time()), reason, blocks.key, rows, seconds, blocks.layer, disk, how, 0, "", taken, unit.description,
-        program_version(), waiting.share(), unit.name, unit.reason,
+        int(time.time()), reason, blocks.key, rows, seconds, blocks.layer, disk, 0, unit.description, program_version(),
+        waiting.share(), unit.name, unit.reason,
     )  # fmt: skip
 
 
@@ -105,10 +105,10 @@ def _as_pieces(file: Path, blocks: Blocks) -> Iterator[list[Path]]:
             path.unlink(missing_ok=True)
 
 
-def _cold_load(file: Path, blocks: Blocks, hardware: Hardware) -> tuple[float, str]:
-    """Return the bytes/s at which layers load from the disk, ready to compute, and how that was measured: by one layer,
-    then by as many as load in some seconds, again and again. The first load does not count, as new layers are tried in
-    a process of their own, and many disks that have rested are faster for a moment than they can sustain."""
+def _cold_load(file: Path, blocks: Blocks, hardware: Hardware) -> float:
+    """Return the bytes/s at which layers load from the disk, ready to compute: one layer, then as many as load
+    in some seconds, again and again. The first load does not count, as new layers are tried in a process of their own,
+    and many disks that have rested are faster for a moment than they can sustain."""
     sample, count, rate = file.with_name(f"{file.stem}-some.gguf"), 1, 0.0
     try:
         for seconds in (0.0, _LOADING):
@@ -117,14 +117,14 @@ def _cold_load(file: Path, blocks: Blocks, hardware: Hardware) -> tuple[float, s
             loads, taken = -1, 0.0
             while loads < 1 or taken < 0.25 * seconds:
                 with sample.open("rb", buffering=0) as opened:
-                    how = system.drop_pages(opened.fileno())
+                    system.drop_pages(opened.fileno())
                 began = perf_counter()
                 with Model.load(sample, LoadSpec(hardware)):
                     loads, taken = loads + 1, taken + (perf_counter() - began if loads >= 0 else 0.0)
             rate = loads * count * blocks.layer / taken
     finally:
         sample.unlink(missing_ok=True)
-    return rate, f"{count} layers loaded, {how}"
+    return rate
 
 
 def _figures_path(block: str, unit: ComputeUnit) -> Path:

@@ -185,7 +185,7 @@ class Pipeline:
         self._held: dict[int, Ids] = {}
         self._lock = threading.Lock()
         self._retired = False
-        for at, record in reversed(list(enumerate(self.records))):  # a stage begins before its predecessor sends
+        for at, record in enumerate(self.records):
             record.host.begin(record.work, partial(self._on_event, at), self)
 
     def ask(

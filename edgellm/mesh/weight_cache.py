@@ -23,10 +23,9 @@ KEEP_SECONDS = 300.0
 _WAIT_SECONDS = 2.0  # wait for memory: a replaced stage may be about to release it
 
 
-def free_memory() -> tuple[int, str]:
-    """Return the bytes that are free for layers on the processor, less a tenth for other programs, and the bound."""
-    free, reason = system.available_memory()
-    return free * 9 // 10, f"{reason}, less a tenth"
+def free_memory() -> int:
+    """Return the bytes that are free for layers on the processor, less a tenth for other programs."""
+    return system.available_memory()[0] * 9 // 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +73,14 @@ class ComputeUnit:
         """The names of the computing devices in llama.cpp."""
         return self.hardware.devices if self.name else ("CPU",)
 
-    def available(self) -> tuple[int, str]:
-        """Return the bytes that are free for layers, and what bounds them."""
-        free, reason = free_memory()
-        cards = self._cards()
+    def available(self) -> int:
+        """Return the bytes that are free for layers."""
+        free, cards = free_memory(), self._cards()
         if not cards or not all(card.total for card in cards):  # cards without a size do not report memory
-            return free, reason
+            return free
         spare = sum(map(spare_memory, cards))
-        if any(card.kind == "igpu" for card in cards) and free < spare:  # an igpu shares the machine's memory
-            return free, reason
-        return spare, f"the free memory of {self.name}, less what its driver needs"
+        shared = any(card.kind == "igpu" for card in cards)  # its memory is the machine's
+        return min(free, spare) if shared else spare
 
     def _cards(self) -> Sequence[ComputeDevice]:
         return offload_devices(self.hardware.devices) if self.name else ()
@@ -141,13 +138,10 @@ class WeightCache:
             loaded = [file for file, entry in self._entries.items() if entry.model.done()]
         return frozenset(layer for file in loaded if file.key in model.keys for layer in file.layers)
 
-    def available(self) -> tuple[int, str]:
-        """Return the bytes for weights, loaded weights included, and further caches; and what bounds them."""
-        free, reason = self.unit.available()
-        free += self.size
-        if self.memory is not None and self.memory - self._reserved <= free:
-            free, reason = self.memory - self._reserved, "its limit for layers"
-        return max(1, free), reason
+    def available(self) -> int:
+        """Return the bytes for weights, loaded weights included, and further caches."""
+        free = self.unit.available() + self.size
+        return max(1, free if self.memory is None else min(free, self.memory - self._reserved))
 
     def reserve(self, work: StageSpec, model: ModelLayers, files: Sequence[LayerFile]) -> ExitStack:
         """Reserve the memory that a stage of these files needs besides its weights, until the result is closed. Wait a
@@ -167,9 +161,9 @@ class WeightCache:
     def reserve_bytes(self, size: int, what: str) -> ExitStack:
         """Reserve memory for `what`, which is no stage, until the result is closed; unused weights are unloaded for it.
         Wait a moment if memory is in use. Raises MemoryShort: it does not fit beside what is in use."""
-        if size > self.available()[0]:
+        if size > self.available():
             self.evict_unused(everything=True)
-        return self._reserve(size, 0, self.unit.available()[0], (), f"{what} takes {size / 1e6:.0f} MB here")
+        return self._reserve(size, 0, self.unit.available(), (), f"{what} takes {size / 1e6:.0f} MB here")
 
     def _reserve(self, size: int, weights: int, most: int, files: Sequence[LayerFile], needed: str) -> ExitStack:
         """Reserve `size` bytes once they are left beside the `weights` of `files`; there are never more than `most`."""

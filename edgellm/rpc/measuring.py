@@ -131,10 +131,7 @@ class DeviceFigures:
     seconds: tuple[float, ...]
     layer: int
     disk: float
-    disk_reason: str
     memory: int
-    memory_reason: str
-    threads: int
     processor: str
     version: str
     waited: float

@@ -78,7 +78,7 @@ class RpcEngineService(listener.Service):
     async def offer(self, data: bytes, context: listener.Stream) -> pb.OfferReply:
         """Reply with this device's offer."""
         check_version(parse_message(pb.OfferRequest, data).protocol, "the other device")
-        memory, _ = await asyncio.to_thread(self._cache.available)
+        memory = await asyncio.to_thread(self._cache.available)
         cached = await asyncio.to_thread(self._tensors.size, self.owner(context))
         unit = self._cache.unit.name
         return pb.OfferReply(protocol=PROTOCOL, version=VERSION, memory=memory, unit=unit, cached=cached)

@@ -173,7 +173,7 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
     edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This device has no memory to spare, so the plan must split."""
-    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (25_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: 25_000_000)
     edge("mesh", "plan", MODEL)  # both workers measure at once, and keep it in one place, which is this user's
     done = edge("mesh", "deploy", *PLAN[2:], "--json").told("Split it over")
     assert all(row["error"] is None for row in done.answer)

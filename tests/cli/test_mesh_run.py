@@ -121,7 +121,7 @@ def test_a_workers_card_is_measured_planned_for_and_computes(edge: Edge, quick_f
     served = Served("--role", "worker", "-m", MODEL, program=("-c", WITH_A_CARD))
     try:
         said = served.said + served.wait_for("Memory for layers and caches: .*")
-        assert "the free memory of RPC0" in said
+        assert "Layers are computed on RPC0" in said
         planned = ("mesh", "plan", MODEL, "--tokens-in", "16", "--tokens-out", "4")
         plan = edge(*planned, "--peer", f"desk={served.address}", "--json").answer
         assert [(one["device"], one["unit"]) for one in plan["units"]] == [("here", None), ("desk", "RPC0")]
@@ -156,7 +156,7 @@ def test_without_a_split_the_home_is_measured_and_the_layers_that_are_there_are_
 ) -> None:
     """No device has the memory for all layers, and the worker has some of them."""
     alone = edge(*SMALL, *ALONE)
-    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: 10_000_000)
     home = (*SMALL, "--peer", f"desk={measurable.address}")
     done = edge(*home, "--explain")
     done.told("Split it over here and desk", "No single device has the memory for it")
@@ -178,7 +178,7 @@ def test_the_layers_that_it_names_make_it_run_over_a_paired_device(
     owner, trust = Trust.load(), device(tmp_path / "desk")
     befriend(trust, owner, "files compute")
     owner.peers.rename(trust.identity.id, "desk")
-    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: 10_000_000)
     stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
     with WorkerServer(WeightCache(stored), ANYWHERE, trust=trust, stored=stored) as worker:
         owner.peers.record_seen(trust.identity.id, worker.address)
@@ -233,7 +233,7 @@ def test_a_served_mesh_has_memory_for_all_replies_at_once(
     measurable: WorkerServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As the devices are given work for, which refuse what does not fit."""
-    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (25_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: 25_000_000)
     models = PairOptions(draft="none", verifier=MODEL, peer=(f"desk={measurable.address}",), mesh="auto")
     opened = partial(over_devices, models, 4, HardwareOptions(ctx_size=("1024",)))
     pair, mesh = opened(sessions=1)
@@ -274,8 +274,8 @@ def test_a_model_that_cannot_be_cut_runs_over_rpc(
 class Roomy(ComputeUnit):
     """A processor with a gigabyte of memory, whatever this device has."""
 
-    def available(self) -> tuple[int, str]:
-        return 2**30, "a test"
+    def available(self) -> int:
+        return 2**30
 
 
 @pytest.mark.rpc
@@ -287,7 +287,7 @@ def test_layers_that_can_be_cut_go_over_rpc_only_if_asked(
     cache = WeightCache(stored, unit=Roomy(Hardware(threads=1)))
     alone = edge(*SMALL, *ALONE)
     assert "engine:" not in alone.err
-    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: 10_000_000)
     with WorkerServer(cache, ANYWHERE, stored=stored, more=(RpcEngineService,)) as worker:
         peer = ("--peer", f"desk={worker.address}")
         edge(*SMALL, *peer).told("Deploy them: edgellm mesh deploy", "Or add --engine rpc.", code=1)

@@ -78,7 +78,7 @@ def readers() -> list[Reader]:
     piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))
     recipe = layers_pb2.Recipe(fingerprint=bytes(32), name="big", architecture="llama", layers=2, pieces=[piece])
     wanted = layers_pb2.PutFrame(wanted=layers_pb2.Wanted(protocol=PROTOCOL, recipe=recipe, pieces=[0]))
-    figures = layers_pb2.Figures(taken=1, rows=[1, 4], seconds=[0.1, 0.2], layer=9, disk=1e9, memory=5, threads=2)
+    figures = layers_pb2.Figures(taken=1, rows=[1, 4], seconds=[0.1, 0.2], layer=9, disk=1e9, memory=5)
     query = layers_pb2.MeasureRequest(protocol=PROTOCOL, header=b"GGUF" * 9, data=5, layers=2, width=64)
     return [
         Reader("mesh orders", orders, _order),

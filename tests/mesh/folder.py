@@ -83,4 +83,4 @@ def needed(layers: FolderLayers, work: StageSpec) -> int:
     """The bytes that a stage takes, with its weights."""
     roomy, limit = WeightCache(layers, memory=10**9), 10**9
     reserve(roomy, work)
-    return limit - roomy.available()[0] + sum(layers.path(work.model, one).stat().st_size for one in work.layers)
+    return limit - roomy.available() + sum(layers.path(work.model, one).stat().st_size for one in work.layers)

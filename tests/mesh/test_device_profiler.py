@@ -56,7 +56,7 @@ def test_it_is_measured_once_and_when_asked(blocks: Blocks, tmp_path: Path, monk
     doing: list[str] = []
     first = measure_device(blocks, on_progress=doing.append, folder=tmp_path / "layers", unit=ONE)
     assert first.reason == "never measured with such layers"
-    assert (first.rows, first.block, first.layer, first.threads) == ((1, 4), blocks.key, blocks.layer, 1)
+    assert (first.rows, first.block, first.layer) == ((1, 4), blocks.key, blocks.layer)
     assert first.disk > 0
     assert first.memory > 0
     assert doing[0] == "writing layers of random weights"
@@ -124,7 +124,6 @@ def test_figures_of_elsewhere_are_not_used(blocks: Blocks, tmp_path: Path, monke
     assert card.reason == "never measured with such layers"
     assert (own.unit, card.unit, card.processor, card.unit_reason) == ("", "Card0", "a card", "a test says so")
     assert card.memory == 10**9 - 512 * 2**20
-    assert "Card0" in card.memory_reason
     assert len(list((tmp_path / "home").rglob("figures/*.json"))) == 2
     assert measure_device(blocks, folder=tmp_path, unit=ONE).seconds == own.seconds
     assert measure_device(blocks, folder=tmp_path, unit=CARD).seconds == card.seconds
@@ -137,14 +136,9 @@ def test_the_disk_is_timed_by_loading_layers_whose_pages_were_dropped(
 ) -> None:
     dropped: list[int] = []
 
-    def drop(_file: int) -> str:
-        dropped.append(1)
-        return "cold"
-
-    monkeypatch.setattr(system, "drop_pages", drop)
+    monkeypatch.setattr(system, "drop_pages", dropped.append)
     found = measure_device(blocks, folder=tmp_path / "layers", unit=ONE)
     assert 0.0 < found.disk < 1e11
-    assert found.disk_reason == "2 layers loaded, cold"
     assert len(dropped) >= 4  # as often as takes some time
     assert not list((tmp_path / "layers").glob("*.gguf"))
 

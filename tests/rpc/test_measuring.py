@@ -22,8 +22,7 @@ from tests.rpc.layering import taking
 
 BLOCKS = Blocks(b"header", 1000, 2, 64)
 FIGURES = DeviceFigures(
-    1_700_000_000, "asked for", BLOCKS.key, (1, 8), (0.5, 1.0), 500, 1e8, "5 MB read", 10**9, "free", 2, "a chip", "1",
-    0.0, "", "asked for",
+    1_700_000_000, "asked for", BLOCKS.key, (1, 8), (0.5, 1.0), 500, 1e8, 10**9, "a chip", "1", 0.0, "", "asked for",
 )  # fmt: skip
 
 

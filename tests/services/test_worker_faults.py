@@ -210,7 +210,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
 ) -> None:
     """Whoever may have layers computed says how long a session is, up to a million positions."""
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
-    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (100_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: 100_000_000)
     worker = start_worker(ModelFile.open(verifier_path), WorkerOptions(port=0, keep=1.0))
     try:
         n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")

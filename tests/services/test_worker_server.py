@@ -109,4 +109,4 @@ def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> N
         time.sleep(0.3)  # until the worker has heard of it
         others.close()
         assert cache.gave.wait(60)
-        until(lambda: cache.available()[0] == wanted)
+        until(lambda: cache.available() == wanted)

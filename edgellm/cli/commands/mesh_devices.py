@@ -163,8 +163,7 @@ def _row(worker: Worker | None) -> dict[str, Any]:
 def _speed(speed: MeasuredSpeed) -> dict[str, Any]:
     figures, curve = speed.figures, speed.utilisation
     rates = [speed.shape.flops(rows) / taken for rows, taken in zip(figures.rows, figures.seconds, strict=True)]
-    same = ("disk_reason", "memory", "memory_reason", "threads", "processor", "unit", "unit_reason", "taken", "reason",
-            "doubt")  # fmt: skip
+    same = ("memory", "processor", "unit", "unit_reason", "taken", "reason", "doubt")
     return {
         "model": speed.model, "tokens": list(figures.rows), "layer_ms": [1e3 * taken for taken in figures.seconds],
         "gflops": [round(rate / 1e9, 2) for rate in rates], "peak_gflops": round(curve.peak / 1e9, 2), "b": curve.b,

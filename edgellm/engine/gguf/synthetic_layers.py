@@ -110,8 +110,8 @@ def write_random(blocks: Blocks, dst: Path) -> None:
 def time_passes(
     paths: Sequence[Path], blocks: Blocks, hardware: Hardware = ON_PROCESSOR,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> tuple[tuple[int, ...], tuple[float, ...], int]:  # fmt: skip
-    """Return growing numbers of tokens, the least seconds of a pass of each through one layer, and the threads used.
+) -> tuple[tuple[int, ...], tuple[float, ...]]:  # fmt: skip
+    """Return growing numbers of tokens, and the least seconds of a pass of each through one layer.
 
     The layers are computed where `hardware` puts them, file by file of `paths`, as by a stage that has them. Once a
     number takes a device too long, larger numbers are not tried. Raises as `Model.load`.
@@ -137,7 +137,7 @@ def time_passes(
         samples = {rows: [taken] for rows, taken in best.items()}
         best = minimum_times(timed, tuple(best), rounds=_ROUNDS - 1, seconds=_ROUND_MOST, samples=samples)
         seconds = plausible_times(tuple(best), tuple(best.values()))
-        return tuple(best), tuple(taken / blocks.layers for taken in seconds), chain[0].threads
+        return tuple(best), tuple(taken / blocks.layers for taken in seconds)
 
 
 def _pass(chain: Sequence[Block], rows: Floats) -> float:

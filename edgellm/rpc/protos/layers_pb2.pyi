@@ -175,7 +175,7 @@ class MeasureReply(_message.Message):
     def __init__(self, doing: _Optional[str] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ...) -> None: ...
 
 class Figures(_message.Message):
-    __slots__ = ("taken", "reason", "block", "rows", "seconds", "layer", "disk", "disk_reason", "memory", "memory_reason", "threads", "processor", "version", "waited", "unit", "unit_reason")
+    __slots__ = ("taken", "reason", "block", "rows", "seconds", "layer", "disk", "memory", "processor", "version", "waited", "unit", "unit_reason")
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -183,10 +183,7 @@ class Figures(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
-    DISK_REASON_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_REASON_FIELD_NUMBER: _ClassVar[int]
-    THREADS_FIELD_NUMBER: _ClassVar[int]
     PROCESSOR_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAITED_FIELD_NUMBER: _ClassVar[int]
@@ -199,16 +196,13 @@ class Figures(_message.Message):
     seconds: _containers.RepeatedScalarFieldContainer[float]
     layer: int
     disk: float
-    disk_reason: str
     memory: int
-    memory_reason: str
-    threads: int
     processor: str
     version: str
     waited: float
     unit: str
     unit_reason: str
-    def __init__(self, taken: _Optional[int] = ..., reason: _Optional[str] = ..., block: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., layer: _Optional[int] = ..., disk: _Optional[float] = ..., disk_reason: _Optional[str] = ..., memory: _Optional[int] = ..., memory_reason: _Optional[str] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., version: _Optional[str] = ..., waited: _Optional[float] = ..., unit: _Optional[str] = ..., unit_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, taken: _Optional[int] = ..., reason: _Optional[str] = ..., block: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., layer: _Optional[int] = ..., disk: _Optional[float] = ..., memory: _Optional[int] = ..., processor: _Optional[str] = ..., version: _Optional[str] = ..., waited: _Optional[float] = ..., unit: _Optional[str] = ..., unit_reason: _Optional[str] = ...) -> None: ...
 
 class FlowFrame(_message.Message):
     __slots__ = ("data", "want", "come", "seconds")

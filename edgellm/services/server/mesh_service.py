@@ -69,8 +69,8 @@ class WorkerService(listener.Service):
         return await asyncio.to_thread(self._holds, request.model.hex(), read_pieces(request.pieces))
 
     def _holds(self, file: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
-        memory, _ = self._cache.available()
-        reply = pb.HoldsReply(protocol=PROTOCOL, memory=memory, version=VERSION, unit=self._cache.unit.name)
+        unit = self._cache.unit.name
+        reply = pb.HoldsReply(protocol=PROTOCOL, memory=self._cache.available(), version=VERSION, unit=unit)
         if (model := self._cache.layers.open(file, pieces)) is not None:
             reply.layers.extend(sorted(model.held))
             reply.warm.extend(sorted(self._cache.warm(model)))

@@ -80,7 +80,7 @@ def sound_home(home: Path) -> None:
     file = ModelFile.open(draft)
     cut_layers(file, manifest_of(file, [first]), first, LayerStore(limit=10**9))
     figures = DeviceFigures(
-        1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, "", 10**9, "", 2, "a processor", "1", 0.0, "", "asked for"
+        1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, 10**9, "a processor", "1", 0.0, "", "asked for"
     )  # fmt: skip
     speed = MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128))
     KeptFigures({HERE: speed}, {"x": MeasuredLink(LinkSpeed(0.001, 1e6, 1e6), 1, "", 0.0, 0.0)}).save()
