@@ -78,7 +78,7 @@ def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyTyp
     why = mtp_obstacle(header)
     how = "its last layer predicts further tokens (MTP): it drafts where that is faster"
     return [
-        _chat(header), _pair(file, others), _copies(header), Ability("MTP drafts", not why, why or how),
+        _chat(header), _pair(file, others), Ability("MTP drafts", not why, why or how),
         _importance(header), *_layers(header), _context(header),
     ]  # fmt: skip
 
@@ -159,15 +159,6 @@ def _pair(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
     several = "models have other tokenizers" if len(names) > 1 else "model has another tokenizer"
     reason = f"with {', '.join(sorted(names))}: the {several}, so drafts are translated, and fewer are accepted"
     return Ability("pair", True, reason)
-
-
-def _copies(header: GgufHeader) -> Ability:
-    how = "its cache can be rolled back"
-    if header.recurrent_state_bytes:
-        how = "rejected copies are rolled back by snapshots or checkpoints of its state"
-    elif header.number("attention.sliding_window"):
-        how += " within its sliding window, and is read again beyond"
-    return Ability("copies", True, how)
 
 
 def _head(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:

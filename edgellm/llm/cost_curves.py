@@ -110,7 +110,7 @@ class ModelCurve:
         self._waiting, self._replies = waiting, CpuWait()
         self._curve: CostCurve | None = None
         self._measure_at = 0.0  # monotonic time of the next measurement in the background
-        self._measurement = CurveMeasurement()
+        self._samples: dict[int, list[float]] = {}  # a stopped measurement's
         self._lock, self._measuring = threading.Lock(), threading.Lock()
 
     @property
@@ -122,7 +122,7 @@ class ModelCurve:
         """Return the best known curve, without waiting."""
         with self._lock:
             if self._curve is None and (known := self._hash.known) is not None:
-                self._use_stored(self._file(known))
+                self._curve = read_curve(self._file(known), _device())
             if not self.measured and self._idle is not None and monotonic() >= self._measure_at:
                 self._measure_at = inf
                 self._idle.add(self.measure)
@@ -141,7 +141,7 @@ class ModelCurve:
         try:
             with self._lock:
                 if not self.measured:
-                    self._use_stored(path)
+                    self._curve = read_curve(path, _device()) or self._curve
                 if self._curve is not None and self._curve.filled:
                     return self._curve
             curve, busy = self._measure(should_stop, progress)
@@ -163,7 +163,7 @@ class ModelCurve:
             with self._lock:
                 if self._curve == cost.given and (known := self._hash.quick()) is not None:
                     self._file(known).unlink(missing_ok=True)
-                    self._curve, self._measure_at, self._measurement = None, 0.0, CurveMeasurement()
+                    self._curve, self._measure_at, self._samples = None, 0.0, {}
         if cost.given.filled or cost.decodes < _LEARNED:
             return
         curve = cost.corrected()
@@ -179,12 +179,6 @@ class ModelCurve:
         threads = self._threads or self._model.hardware.threads or default_threads(self._model.n_params)
         return curve_path(model_hash, threads, self._model.placement)
 
-    def _use_stored(self, path: Path) -> None:
-        """Use the stored curve, if there is one and it fits."""
-        known = read_curve(path, _device())
-        if known is not None:
-            self._curve = known
-
     def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, bool]:
         """Return a curve, and whether other programs took the processor while it was measured."""
         spec = ContextSpec(
@@ -194,10 +188,10 @@ class ModelCurve:
             context.set_cancel(should_stop)
             waiting = self._waiting()
             try:
-                curve = self._measurement.run(context, progress)
+                curve = measure_curve(context, self._samples, progress)
             finally:
                 if busy := max(waiting.share(), SHARED if context.native.shared else 0.0) > BUSY:
-                    self._measurement = CurveMeasurement()
+                    self._samples = {}
             return curve, busy
 
 
@@ -206,46 +200,43 @@ def _device() -> str:
     return f"edgellm {__version__} on {processor()}"
 
 
-class CurveMeasurement:
-    """The measurement of a cost curve, which may be stopped and continued."""
+def measure_curve(
+    context: Context, samples: dict[int, list[float]], progress: Callable[[float], None] | None = None
+) -> CostCurve:
+    """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits. `samples` are those of a stopped
+    measurement, which continues; further ones are added.
 
-    def __init__(self) -> None:
-        self._samples: dict[int, list[float]] = {}
+    A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped.
+    """
+    ids, start = np.ones(KNOTS[-1], dtype=np.int32), perf_counter()
+    context.clear()
+    context.fill(())
+    context.decode(ids[:_PREFIX])
 
-    def run(self, context: Context, progress: Callable[[float], None] | None = None) -> CostCurve:
-        """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits.
+    def timed(rows: int) -> float:
+        began = perf_counter()
+        context.decode(ids[:rows], outputs=rows).argmax(axis=1)
+        taken = perf_counter() - began
+        context.rollback(_PREFIX)
+        context.reread()
+        return taken
 
-        A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped.
-        """
-        ids, start = np.ones(KNOTS[-1], dtype=np.int32), perf_counter()
-        context.clear()
-        context.fill(())
-        context.decode(ids[:_PREFIX])
+    timed(1)
 
-        def timed(rows: int) -> float:
-            began = perf_counter()
-            context.decode(ids[:rows], outputs=rows).argmax(axis=1)
-            taken = perf_counter() - began
-            context.rollback(_PREFIX)
-            context.reread()
-            return taken
+    def timed_twice(rows: int) -> float:
+        """Return the seconds of a decode; of a quick decode, those of its repetition."""
+        if progress is not None:
+            progress(min(1.0, (perf_counter() - start) / _MAX_SECONDS))
+        fresh = timed(rows)
+        return timed(rows) if fresh < _QUICK_SECONDS else fresh
 
-        timed(1)
-
-        def timed_twice(rows: int) -> float:
-            """Return the seconds of a decode; of a quick decode, those of its repetition."""
-            if progress is not None:
-                progress(min(1.0, (perf_counter() - start) / _MAX_SECONDS))
-            fresh = timed(rows)
-            return timed(rows) if fresh < _QUICK_SECONDS else fresh
-
-        found = minimum_times(
-            timed_twice, _ORDER, rounds=_ROUNDS, seconds=_MAX_SECONDS, at_least=_MIN_LENGTHS, clock=perf_counter,
-            samples=self._samples,
-        )  # fmt: skip
-        known = sorted(found)
-        seconds = plausible_times(known, [found[rows] for rows in known])
-        return CostCurve(tuple(known), seconds, filled=True)
+    found = minimum_times(
+        timed_twice, _ORDER, rounds=_ROUNDS, seconds=_MAX_SECONDS, at_least=_MIN_LENGTHS, clock=perf_counter,
+        samples=samples,
+    )  # fmt: skip
+    known = sorted(found)
+    seconds = plausible_times(known, [found[rows] for rows in known])
+    return CostCurve(tuple(known), seconds, filled=True)
 
 
 Task: TypeAlias = Callable[[Stop], object]

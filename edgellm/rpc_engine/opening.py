@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from edgellm.engine import ContextSpec, ModelFile
 from edgellm.engine.hardware import Hardware
-from edgellm.engine.memory_fit import free_memory
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, StageShare, read_split
 from edgellm.llm.engine import PairEngine
@@ -66,12 +65,12 @@ def open_over_rpc(
             return shares
         if placed is not None:
             return placed.again(names)
-        memory = {HERE: free_memory()}
+        memory = {HERE: unit.available()}
         for device in devices:
             if device.name in names:
                 with suppress(EdgeError):  # the device is lost, too
                     memory[device.name] = max(0, ask_offer(device).memory - MARGIN)
-        return by_memory(costs, memory)
+        return by_memory(costs, memory, cards=bool(unit.name))
 
     engine = PairEngine(config)
     with engine.closed_on_error():

@@ -301,11 +301,11 @@ def _used_experts(header: GgufHeader) -> float:
     return min(1.0, used / all_of_them)
 
 
-def by_memory(model: RpcModelCosts, memory: Mapping[str, int]) -> tuple[StageShare, ...]:
-    """Return shares of a model on this device and others, by nothing but their free `memory`. Raises PlanImpossible: it
-    is too little for all."""
+def by_memory(model: RpcModelCosts, memory: Mapping[str, int], *, cards: bool = False) -> tuple[StageShare, ...]:
+    """Return shares of a model on this device and others, by nothing but their free `memory`; `cards` as for `RpcHome`.
+    Raises PlanImpossible: it is too little for all."""
     devices = tuple(
         replace(Device.unmeasured(name), memory=float(max(1, memory[name])))
         for name in sorted(memory, key=lambda name: name != HERE)
     )
-    return plan_rpc(RpcHome(devices, model, 1, 64, "reply")).option.shares
+    return plan_rpc(RpcHome(devices, model, 1, 64, "reply", cards=cards)).option.shares

@@ -53,7 +53,6 @@ def test_what_is_said_is_what_happens(architectures: Architectures, name: str, v
             assert not able["importance gates"].able
         else:
             assert able["importance gates"].able
-        assert able["copies"].able
         assert list(pair.reply("Where is the mug?", max_tokens=4, retrieval="context"))
         if able["early exit"].able:
             assert list(pair.reply("Where is the mug?", max_tokens=4, early_exit=True))

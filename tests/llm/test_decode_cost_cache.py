@@ -15,7 +15,7 @@ from edgellm.engine import Model, Stop
 from edgellm.engine.cores import BUSY
 from edgellm.errors import Stopped
 from edgellm.llm import LLM, cost_curves
-from edgellm.llm.cost_curves import CurveMeasurement, IdleWork, ModelCurve, StoredCurve, estimated_curve, read_curve
+from edgellm.llm.cost_curves import IdleWork, ModelCurve, StoredCurve, estimated_curve, read_curve
 from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
 from edgellm.state import MONTH
 from edgellm.storage.fingerprint import FileHash, _PartHash
@@ -141,7 +141,7 @@ WAIT = 60.0  # seconds, after which a test has failed
 def test_first_replies_wait_for_no_hash_or_curve(f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both block until the reply is written: a reply that asked for them would never end."""
     written, measured, hashed = threading.Event(), threading.Event(), threading.Event()
-    run, compute = CurveMeasurement.run, _PartHash.compute
+    run, compute = cost_curves.measure_curve, _PartHash.compute
 
     def slow_run(*arguments: object) -> object:
         assert written.is_set()
@@ -153,7 +153,7 @@ def test_first_replies_wait_for_no_hash_or_curve(f32_pair: tuple[Path, Path], mo
         hashed.set()
         return compute(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(CurveMeasurement, "run", slow_run)
+    monkeypatch.setattr(cost_curves, "measure_curve", slow_run)
     monkeypatch.setattr(_PartHash, "compute", slow_hash)
     monkeypatch.setattr(HASHING, "QUICK_BYTES", 0)
     with LLM.open(*f32_pair, threads=1) as pair:
@@ -230,7 +230,7 @@ def test_a_hash_of_a_file_that_changes_meanwhile_begins_again(tmp_path: Path, ho
 def test_a_curve_continues_where_it_stopped(verifier_model: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve = ModelCurve(verifier_model, 1, FileHash(verifier_model.path))
     assert curve.current() == estimated_curve(verifier_model)
-    samples = curve._measurement._samples
+    samples = curve._samples
     stop = Stop()
     with pytest.raises(Stopped):
         curve.measure(stop, lambda _share: stop.set() if len(samples) == cost_curves._MIN_LENGTHS - 1 else None)

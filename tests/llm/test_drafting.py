@@ -10,7 +10,7 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model, never
 from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.llm import LLM, cost_curves
-from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path, estimated_curve
+from edgellm.llm.cost_curves import ModelCurve, curve_path, estimated_curve, measure_curve
 from edgellm.llm.drafting import Drafting
 from edgellm.spec.drafting.cost_curve import KNOTS
 from edgellm.spec.ngram.calibration import Calibration
@@ -142,7 +142,7 @@ def test_measuring_a_slow_device_takes_little_time(
 ) -> None:
     slow = Slow(row)
     monkeypatch.setattr("edgellm.llm.cost_curves.perf_counter", lambda: slow.now)
-    curve = CurveMeasurement().run(cast(Context, slow))
+    curve = measure_curve(cast(Context, slow), {})
     assert curve.rows == rows
     assert curve.seconds == pytest.approx([row * rows for rows in curve.rows])
     assert slow.now <= longest

@@ -119,6 +119,8 @@ def test_layers_go_where_there_is_memory_if_nothing_else_is_known() -> None:
     assert [share.name for share in by_memory(costs, {"desk": 10**9, HERE: 10**9})] == [HERE]
     shares = by_memory(costs, {HERE: 3 * 10**8, "desk": 5 * 10**8})
     assert {share.name: len(share.layers) for share in shares} == {HERE: 2, "desk": 4}
+    cards = by_memory(costs, {HERE: 3 * 10**8, "desk": 5 * 10**8}, cards=True)
+    assert [share.name for share in cards] == ["desk", HERE]
     with pytest.raises(PlanImpossible, match="the devices have"):
         by_memory(costs, {HERE: 10**8, "desk": 2 * 10**8})
 
