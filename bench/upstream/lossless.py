@@ -15,6 +15,7 @@ repeats from the one before it, a server says how many it had kept.
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -31,9 +32,9 @@ from edgellm.llm import LLM
 from edgellm.spec.types import Ids
 from edgellm.storage import resolve
 from edgellm.upstream.dialects.served import Upstream
-from edgellm.upstream.opening import UpstreamOptions, open_upstream
+from edgellm.upstream.opening import open_upstream
 from edgellm.upstream.rows import Tier
-from edgellm.upstream.verifier import UpstreamTiming
+from edgellm.upstream.verifier import UpstreamOptions
 from models.case import Case
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
@@ -43,7 +44,7 @@ from testkit.upstream.kinds import KINDS, POSITIONS
 from testkit.upstream.relay import Exchange, Relay
 from testkit.upstream.server import UpstreamServer
 
-PATIENT = UpstreamTiming(least=600.0)  # a busy machine must not be taken for a lost server
+PATIENT = UpstreamOptions(least=600.0)  # a busy machine must not be taken for a lost server
 TIE = 1e-3
 """Logits closer than this may swap ranks with the shape of the batch. In f32 they vary by some 1e-5."""
 COUNTS = ("equal", "tie", "bug", "unverified", "tokens", "verdicts", "requests")
@@ -170,7 +171,7 @@ def measure(
             stack.callback(engine.close)
             at = stack.enter_context(UpstreamServer(KINDS[replay](engine))).url
         relay = stack.enter_context(Relay(at))
-        options = UpstreamOptions(tier=Tier(tier) if tier else None, timing=PATIENT)
+        options = replace(PATIENT, tier=Tier(tier) if tier else None)
         pair = stack.enter_context(LLM.open("edgellm-draft", relay.url, threads=1, upstream=options, history=False))
         opened = open_upstream(relay.url, model, options)
         opened.verifier.close()

@@ -25,7 +25,7 @@ from edgellm.system import cache_dir
 
 if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
-    from edgellm.upstream.opening import UpstreamOptions
+    from edgellm.upstream.verifier import UpstreamOptions
 
 _COUNTED = 2**20  # the most tokens that are counted of a text that is too long
 _MARKUP = 64  # tokens that the chat template adds, at most, when a longer context is proposed

@@ -22,7 +22,7 @@ from edgellm.spec.params import AS_MODEL, Flag, flag, flags_of
 
 if TYPE_CHECKING:
     from edgellm.engine.hardware import Hardware
-    from edgellm.upstream.opening import UpstreamOptions
+    from edgellm.upstream.verifier import UpstreamOptions
 
 
 T = TypeVar("T")
@@ -170,8 +170,8 @@ class PairOptions:
         tier, key = self.verifier_tier, self.verifier_key_file
         if tier is None and key is None:
             return None
-        from edgellm.upstream.opening import UpstreamOptions
         from edgellm.upstream.rows import Tier
+        from edgellm.upstream.verifier import UpstreamOptions
 
         if tier is not None and tier not in set(Tier):
             raise InvalidOption(f"--verifier-tier is {tier!r}.", f"Choose one of {', '.join(Tier)}.")

@@ -203,11 +203,11 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
 
 def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Have stock servers verify for devices and answer HTTP clients; no model is computed here."""
-    from edgellm.services.server.gateway_server import TIMING
+    from edgellm.services.server.gateway_server import LEAST
     from edgellm.services.server.gateway_server import serve_gateway as start
     from edgellm.services.server.listener import Listening
     from edgellm.upstream.gateway.backend import families
-    from edgellm.upstream.opening import UpstreamOptions
+    from edgellm.upstream.verifier import UpstreamOptions
 
     served, link = asked.served, asked.link
     how = asked.models.upstream() or UpstreamOptions()
@@ -220,7 +220,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
             "Name one with -m, such as the devices' draft model; nothing but its tokenizer is loaded.",
         )
     listening = Listening(link.host, link.port, link.paired_only, _print_report)
-    server = start(served.upstream, [resolve(one) for one in served.model], listening, replace(how, timing=TIMING))
+    server = start(served.upstream, [resolve(one) for one in served.model], listening, replace(how, least=LEAST))
 
     def say_how() -> None:
         names = [model.name for model in server.models]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.services.client.verifier_selection import Chosen
     from edgellm.spec.drafters.translation import TokenTranslation
-    from edgellm.upstream.opening import UpstreamOptions
+    from edgellm.upstream.verifier import UpstreamOptions
 
 AUTO = "auto"
 CACHE_SHARE = 0.25

@@ -4,7 +4,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -17,20 +17,10 @@ from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of
 from edgellm.upstream.dialects.texts import TextBorders
 from edgellm.upstream.http_client import HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import Tier
-from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
+from edgellm.upstream.verifier import UpstreamOptions, UpstreamVerifier
 
 DIALECTS = "vllm", "sglang", "llama_server", "ollama", "by_text", "by_ids"
 """The modules of the kinds of servers in the order in which they are asked; the last one takes any other server."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamOptions:
-    """The settings of a server: the `tier` that it verifies by (None: the best), a file with its key, and time
-    limits."""
-
-    tier: Tier | None = None
-    key_file: Path | None = None
-    timing: UpstreamTiming = field(default_factory=UpstreamTiming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +61,7 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
         known = server in proved
         with client.reading():
             proof = client.wait(prove(upstream, text, RECHECKS if known else PROBES))
-        verifier = UpstreamVerifier(upstream, text, options.timing)
+        verifier = UpstreamVerifier(upstream, text, options)
         failing.pop_all()
     if upstream.chat_template:
         text.use_chat_template(upstream.chat_template, upstream.name)

@@ -5,6 +5,7 @@ import logging
 import secrets
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -23,10 +24,12 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamTiming:
-    """Time limits in seconds: the least deadline of a verdict, and the back-off for a lost server, from `retry` up to
-    `retry_most`."""
+class UpstreamOptions:
+    """The settings of a server: the `tier` that it verifies by (None: the best), a file with its key, and times in
+    seconds: the `least` deadline of a verdict, and the back-off for a lost server, from `retry` up to `retry_most`."""
 
+    tier: Tier | None = None
+    key_file: Path | None = None
     least: float = 2.0
     retry: float = 0.2
     retry_most: float = 8.0
@@ -36,13 +39,12 @@ class UpstreamVerifier(Verifier):
     """A stock server that verifies drafts; when lost, it is looked for in the background. Coroutines and `lost` are for
     the loop of its client."""
 
-    def __init__(self, upstream: Upstream, text: Model, timing: UpstreamTiming | None = None) -> None:
+    def __init__(self, upstream: Upstream, text: Model, options: UpstreamOptions) -> None:
         """Take over the client of `upstream`; `text` has the vocabulary of its model. Raises VerifierLost,
         VerifierBusy: the server does not answer."""
-        timing = timing or UpstreamTiming()
         self.upstream, self.model = upstream, text
-        self._deadline = VerdictDeadline(timing.least)
-        self._retry = RetryDelay(timing.retry, timing.retry_most)
+        self._deadline = VerdictDeadline(options.least)
+        self._retry = RetryDelay(options.retry, options.retry_most)
         self._up = True
         self._returning: asyncio.Task[None] | None = None
         self._asked: list[VerdictWork] = []

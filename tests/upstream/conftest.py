@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,9 +16,8 @@ from edgellm.rpc.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer
 from edgellm.spec.types import Notice, Source, Token
-from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.rows import Tier
-from edgellm.upstream.verifier import UpstreamTiming
+from edgellm.upstream.verifier import UpstreamOptions
 from testkit.upstream.dialects import Dialect, LlamaServer, Sglang, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import UpstreamServer
@@ -30,7 +29,7 @@ NUMBERS = (2, 5)
 MOST = 16
 ANYWHERE = Address("127.0.0.1", 0)
 UNVERIFIED = {Source.DRAFT, Source.PARALLEL}
-PATIENT = UpstreamTiming(least=600.0)  # what a busy machine delays is not lost
+PATIENT = UpstreamOptions(least=600.0)  # what a busy machine delays is not lost
 DEVICE = Timing(least=600.0, silent_beats=2400)
 
 Make: TypeAlias = Callable[[Engine], Dialect]
@@ -78,11 +77,11 @@ def closing() -> Iterator[ExitStack]:
 
 
 def open_pair(
-    closing: ExitStack, dialect: Dialect, draft: Path | str, tier: Tier | None = None, timing: UpstreamTiming = PATIENT
+    closing: ExitStack, dialect: Dialect, draft: Path | str, tier: Tier | None = None, timing: UpstreamOptions = PATIENT
 ) -> tuple[LLM, UpstreamServer]:
     """Return a pair with a server of this dialect as its verifier."""
     server = closing.enter_context(UpstreamServer(dialect))
-    pair = LLM.open(draft, server.url, threads=1, upstream=UpstreamOptions(tier=tier, timing=timing))
+    pair = LLM.open(draft, server.url, threads=1, upstream=replace(timing, tier=tier))
     return closing.enter_context(pair), server
 
 

@@ -11,7 +11,7 @@ from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import VerifierUnreachable, VocabularyMismatch
 from edgellm.llm import LLM
 from edgellm.spec.types import Token
-from edgellm.upstream.verifier import UpstreamTiming
+from edgellm.upstream.verifier import UpstreamOptions
 from testkit.upstream.dialects import LlamaServer, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
@@ -20,7 +20,7 @@ from tests.spec.real import case, ids
 from tests.upstream.conftest import MOST, UNVERIFIED, Make, open_pair, written
 from tests.waiting import until
 
-QUICK = UpstreamTiming(least=0.5, retry=0.05, retry_most=0.2)
+QUICK = UpstreamOptions(least=0.5, retry=0.05, retry_most=0.2)
 
 
 def until_up(pair: LLM) -> None:
@@ -64,7 +64,7 @@ def test_a_reply_goes_on_without_the_server_and_the_next_one_with_it(
 
 def test_a_slow_server_is_left_alone_a_while(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
     """Else each reply would wait for it again, and longer from time to time."""
-    timing = UpstreamTiming(least=0.5, retry=600.0, retry_most=600.0)
+    timing = UpstreamOptions(least=0.5, retry=600.0, retry_most=600.0)
     pair, server = open_pair(closing, Vllm(engine, scores=True, counts=True), f32_pair[0], timing=timing)
     verified(pair)
     server.fault = Fault.STALLED

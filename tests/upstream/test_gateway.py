@@ -20,8 +20,7 @@ from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Token, Verdict
 from edgellm.upstream.gateway.backend import GatewayBackend, families
 from edgellm.upstream.gateway.pool import PooledServer, PoolOpening, ServerPool
-from edgellm.upstream.opening import UpstreamOptions
-from edgellm.upstream.verifier import UpstreamTiming
+from edgellm.upstream.verifier import UpstreamOptions
 from edgellm.verifier.scheduler import Answer, MissingPrefix
 from testkit import retokenized
 from testkit.retokenized import PAIRS
@@ -31,14 +30,14 @@ from tests.spec.real import case, ids
 from tests.upstream.conftest import ANYWHERE, MOST, UNVERIFIED, WAYS, House, drafting, written
 
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": 11}
-PATIENT = UpstreamTiming(least=600.0, retry=0.01, retry_most=0.02)  # what a busy machine delays is not lost
+PATIENT = UpstreamOptions(least=600.0, retry=0.01, retry_most=0.02)  # what a busy machine delays is not lost
 
 
 def open_models(
-    tokenizer: Path, servers: Sequence[UpstreamServer], timing: UpstreamTiming = PATIENT
+    tokenizer: Path, servers: Sequence[UpstreamServer], options: UpstreamOptions = PATIENT
 ) -> tuple[ServerPool, ...]:
     """The models of some servers, with one tokenizer."""
-    return PoolOpening([tokenizer], UpstreamOptions(timing=timing)).open([server.url for server in servers])
+    return PoolOpening([tokenizer], options).open([server.url for server in servers])
 
 
 @pytest.fixture(scope="module")
@@ -308,8 +307,8 @@ def test_a_refused_request_says_nothing_of_servers(sessions: Sessions, text: Mod
 
 def test_a_stalling_server_is_replaced(text: Model, houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
     house = houses["two"]
-    timing = UpstreamTiming(least=0.2, retry=0.01, retry_most=0.02)
-    (model,) = open_models(f32_pair[0], house.servers, timing)
+    hasty = UpstreamOptions(least=0.2, retry=0.01, retry_most=0.02)
+    (model,) = open_models(f32_pair[0], house.servers, hasty)
     backend = GatewayBackend(model)
     sessions = Sessions(backend)
     prompt = text.plain_prompt("Where is the mug?")

@@ -22,8 +22,7 @@ from edgellm.services.server.listener import Listening
 from edgellm.spec.types import Token
 from edgellm.upstream.gateway.backend import families
 from edgellm.upstream.gateway.pool import PoolOpening
-from edgellm.upstream.opening import UpstreamOptions
-from edgellm.upstream.verifier import UpstreamTiming
+from edgellm.upstream.verifier import UpstreamOptions
 from testkit import free_port
 from testkit.retokenized import permuted, write
 from testkit.upstream.dialects import Dialect, LlamaServer, Vllm
@@ -38,7 +37,7 @@ from tests.upstream.conftest import ANYWHERE, MOST, UNVERIFIED, House, drafting
 from tests.waiting import until
 
 ONE, OTHER = "served/verifier", "served/other"
-OPTIONS = UpstreamOptions(timing=UpstreamTiming(least=600.0, retry=0.01, retry_most=0.02))
+OPTIONS = UpstreamOptions(least=600.0, retry=0.01, retry_most=0.02)
 NUMBER = 5
 
 

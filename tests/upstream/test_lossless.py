@@ -12,8 +12,8 @@ from edgellm.errors import InvalidOption, VocabularyMismatch
 from edgellm.llm import DEFAULT, LLM
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Explanation, Source, Token
-from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.rows import Tier
+from edgellm.upstream.verifier import UpstreamOptions
 from testkit.upstream.dialects import NOWHERE, LlamaServer, Sglang, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer

@@ -16,12 +16,12 @@ from edgellm.spec.sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.pool import PoolOpening, ServerPool
 from edgellm.upstream.http_client import ServerURL
-from edgellm.upstream.opening import UpstreamOptions
-from edgellm.upstream.verifier import UpstreamTiming
+from edgellm.upstream.verifier import UpstreamOptions
 from edgellm.verifier.worker import ColocatedVerifier
 
-TIMING = UpstreamTiming(least=1.5)
-"""Shorter than a device's least wait, so that another server can be asked in place of one that stalls."""
+LEAST = 1.5
+"""The seconds of a verdict's least deadline: shorter than a device's least wait, so that another server can be asked in
+place of one that stalls."""
 _WAITING = 128  # waiting requests for a model, besides requests in flight
 
 
@@ -117,7 +117,7 @@ def serve_gateway(
     if not tokenizers:
         raise InvalidOption("A gateway needs a model with the server's tokenizer.", "Give at least one.")
     address, trust = where.checked()
-    opening = PoolOpening(tokenizers, options or UpstreamOptions(timing=TIMING), where.on_event)
+    opening = PoolOpening(tokenizers, options or UpstreamOptions(least=LEAST), where.on_event)
     models = opening.open(addresses)
     try:
         server = GatewayServer(models, address, on_event=where.on_event, trust=trust, opening=opening)

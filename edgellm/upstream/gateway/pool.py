@@ -16,7 +16,8 @@ from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import Choice
 from edgellm.spec.verification import RetryDelay
 from edgellm.upstream.http_client import CONNECTIONS, ServerURL
-from edgellm.upstream.opening import OpenedUpstream, UpstreamOptions, models_at, open_upstream
+from edgellm.upstream.opening import OpenedUpstream, models_at, open_upstream
+from edgellm.upstream.verifier import UpstreamOptions
 
 _UNEVEN = 2  # sessions more than the least busy server that a device's last server, whose cache is warm, may have
 
@@ -238,7 +239,7 @@ class PoolOpening:
     def _look(self, on_model: Callable[[ServerPool], None]) -> None:
         for _, error in self._away:
             self._tell(f"{error} It is used as soon as it answers.")
-        retry = RetryDelay(self._options.timing.retry, self._options.timing.retry_most)
+        retry = RetryDelay(self._options.retry, self._options.retry_most)
         while self._away and not self._closing.wait(retry.next()):
             (url, error), *others = self._away
             self._away = [*others, (url, error)]
