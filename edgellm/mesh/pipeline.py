@@ -19,7 +19,6 @@ from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageSpan, StageTimes
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import NO_IDS
 
-IDLE_SECONDS = 60.0  # deadline of a request while every device says that it has nothing to do
 ANSWER_SECONDS = 300.0  # deadline for each micro-batch of a request, once all layers are loaded
 LOAD_SECONDS = 1800.0  # deadline for the next piece
 PAUSE_SECONDS = 5.0  # gap between two checks, mostly a fraction of a second, that shows a pause of this process
@@ -46,19 +45,15 @@ class Deadline:
 
     def restart(self) -> None:
         """Restart the time: a first request was sent, a request was settled, or a device has loaded layers."""
-        self._moved = self._busy = self._looked = perf_counter()
+        self._moved = self._looked = perf_counter()
 
-    def passed(self, batches: int, loaded: bool, idle: bool) -> bool:
-        """Return whether a request of this many micro-batches is overdue. `loaded`: all layers are loaded. `idle`: all
-        devices report that they have nothing to do."""
+    def passed(self, batches: int, loaded: bool) -> bool:
+        """Return whether a request of this many micro-batches is overdue. `loaded`: all layers are loaded."""
         now = perf_counter()
         if (paused := now - self._looked) > PAUSE_SECONDS:  # this process itself was paused
-            self._moved, self._busy = self._moved + paused, self._busy + paused
+            self._moved += paused
         self._looked = now
-        if not (loaded and idle):
-            self._busy = now
-        longest = ANSWER_SECONDS * batches if loaded else LOAD_SECONDS
-        return now - self._moved > longest or now - self._busy > IDLE_SECONDS
+        return now - self._moved > (ANSWER_SECONDS * batches if loaded else LOAD_SECONDS)
 
 
 Post = Callable[[Event], None]
@@ -77,9 +72,6 @@ class StageHost(Protocol):
 
     def trace(self) -> None:
         """Have the stage post its spans since the last call."""
-
-    def idle(self) -> bool:
-        """Return whether the stage reports that it has nothing to do."""
 
     def close(self) -> None:
         """Release the stage, which is not needed any more."""
@@ -112,9 +104,6 @@ class LocalStageHost:
     def trace(self) -> None:
         if self._stage is not None:
             self._stage.trace()
-
-    def idle(self) -> bool:
-        return self._stage is None or not self._stage.progress[2]
 
     def close(self) -> None:
         stage, self._stage = self._stage, None
@@ -293,6 +282,13 @@ class Pipeline:
         else:
             self.records[at + 1].host.send(replace(batch, data=data))
 
+    def owes(self, host: StageHost) -> bool:
+        """Return whether a host's stage still has to load layers, or has a micro-batch."""
+        at = next(at for at, record in enumerate(self.records) if record.host is host)
+        with self._lock:
+            asked = [batch for one in self._open.values() for batch in one.batches.values()]
+        return not self.records[at].whole or any(place == at for place, _ in asked)
+
     def judged(self, number: int) -> VerifyRequest | None:
         """Return the request that an answer to a micro-batch is for; None if it is no longer pending. Raises
         ProtocolError: there is no such request."""
@@ -311,8 +307,7 @@ class Pipeline:
             batches = next(iter(self._open.values())).batches
             at = min(at for at, _ in batches.values())  # the first stage that has not forwarded one
         loaded = all(record.whole for record in self.records)
-        idle = all(record.host.idle() for record in self.records)
-        if self._deadline.passed(len(batches), loaded, idle):
+        if self._deadline.passed(len(batches), loaded):
             if not loaded:
                 at = next(at for at, record in enumerate(self.records) if not record.whole)
             error = DeviceLost(

@@ -201,9 +201,9 @@ class Stage:
         ]
 
     @property
-    def progress(self) -> tuple[float, int, int]:
-        """Layers loaded, with a fraction of the file being loaded; passes done; micro-batches in the stage."""
-        return self._loaded + self._share, self._steps, len(self._queue)
+    def progress(self) -> tuple[float, int]:
+        """Layers loaded, with a fraction of the file being loaded; and passes done."""
+        return self._loaded + self._share, self._steps
 
     @property
     def _loaded(self) -> int:

@@ -180,6 +180,6 @@ def _seconds(at: float) -> float:
     return at
 
 
-def write_working(progress: tuple[float, int, int]) -> pb.Report:
-    loaded, step, waiting = progress
-    return pb.Report(working=words.Working(round=waiting, step=step), progress=loaded)
+def write_working(progress: tuple[float, int]) -> pb.Report:
+    loaded, step = progress
+    return pb.Report(working=words.Working(step=step), progress=loaded)

@@ -121,8 +121,8 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
         if stage.progress[1] == 32:
             break
         moved.wait(0.05)
-    loaded, steps, waiting = stage.progress
-    assert (int(loaded), steps, waiting) == (8, 32, 4)
+    loaded, steps = stage.progress
+    assert (int(loaded), steps) == (8, 32)
     slow.go.set()
     posted.wait(lambda event: not isinstance(event, StageLoaded))
     stage.trace()
@@ -260,9 +260,6 @@ class SilentHost:
 
     def trace(self) -> None: ...
 
-    def idle(self) -> bool:
-        return True
-
     def close(self) -> None: ...
 
 
@@ -334,30 +331,39 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_question_is_overdue_whatever_the_devices_say(now: list[float]) -> None:
-    def after(seconds: float, batches: int, loaded: bool, idle: bool) -> bool:
+    def after(seconds: float, batches: int, loaded: bool) -> bool:
         """Looked at once a second, as hosts do oftener."""
         deadline = Deadline()
         for _ in range(int(seconds)):
             now[0] += 1.0
-            if deadline.passed(batches, loaded, idle):
+            if deadline.passed(batches, loaded):
                 return True
         return False
 
-    for batches, loaded, idle, longest in (
-        (9, True, True, pipeline.IDLE_SECONDS), (1, True, False, pipeline.ANSWER_SECONDS),
-        (2, True, False, 2 * pipeline.ANSWER_SECONDS), (1, False, True, pipeline.LOAD_SECONDS),
+    for batches, loaded, longest in (
+        (1, True, pipeline.ANSWER_SECONDS), (2, True, 2 * pipeline.ANSWER_SECONDS), (1, False, pipeline.LOAD_SECONDS),
     ):  # fmt: skip
-        assert not after(longest, batches, loaded, idle)
-        assert after(longest + 2, batches, loaded, idle)
+        assert not after(longest, batches, loaded)
+        assert after(longest + 2, batches, loaded)
+
+
+def test_a_stage_owes_an_answer_while_it_has_rows_or_loads(some_work: StageSpec) -> None:
+    pipeline, hosts = silent(some_work, 2)
+    assert [pipeline.owes(host) for host in hosts] == [True, True]
+    for host in hosts:
+        host.post(StageLoaded(layers=1))
+    assert [pipeline.owes(host) for host in hosts] == [True, False]
+    hosts[0].post(MicroBatch(0, 1, 0, FORWARDED))
+    assert [pipeline.owes(host) for host in hosts] == [False, True]
 
 
 def test_who_stood_still_blames_nobody(now: list[float]) -> None:
     deadline = Deadline()
     now[0] += 10_000.0
-    assert not deadline.passed(1, True, True)
+    assert not deadline.passed(1, True)
     for _ in range(3):
         now[0] += 1.0
-        assert not deadline.passed(1, True, True)
+        assert not deadline.passed(1, True)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer
 from edgellm.mesh.stage import InFlight, Stage
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.rpc.link import Endpoint
+from edgellm.rpc.link import WORKER_TIMING, Endpoint
 from edgellm.rpc.protos.mesh_pb2 import StageSpan, StageTimes
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
@@ -103,7 +103,7 @@ SILENT = (*EITHER, "nothing", "endless figures")
 def test_the_others_take_over_from_one_that_lies(
     verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch, lie: str, last: bool, says: str
 ) -> None:
-    for limit in ("IDLE_SECONDS", "ANSWER_SECONDS", "LOAD_SECONDS"):
+    for limit in ("ANSWER_SECONDS", "LOAD_SECONDS"):
         monkeypatch.setattr(pipeline, limit, 0.6 if lie in SILENT else 60.0)
     monkeypatch.setattr(mesh_service, "Stage", type("Liar", (LyingStage,), {"lie": lie}))
     told: list[str] = []
@@ -126,12 +126,12 @@ def test_the_others_take_over_from_one_that_lies(
 def test_who_gives_nothing_back_is_found_among_several(
     verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "IDLE_SECONDS", 1.5)
     with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as honest:
         monkeypatch.setattr(mesh_service, "Stage", _stage_of({6: "nothing"}))
         with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as liar:
             places = {"a": honest, "liar": liar, "c": honest}
-            members = [RemoteDevice(Endpoint(name, worker.address)) for name, worker in places.items()]
+            timing = replace(WORKER_TIMING, beat=0.1, stall=1.5)
+            members = [RemoteDevice(Endpoint(name, worker.address), timing) for name, worker in places.items()]
             shares = [
                 StageShare("a", LayerRange(0, 6)),
                 StageShare("liar", LayerRange(6, 9)),

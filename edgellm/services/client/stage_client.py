@@ -80,7 +80,7 @@ class RemoteStageHost:
         """`pieces`: pieces of the coordinator's own file, with which a worker that lacks the file may compute."""
         self.endpoint, self._pieces = endpoint, tuple(pieces)
         self._link = ServiceLink(WORK, timing, accepted=True)
-        self._half = self._closed = self._reports_idle = False  # half: rows are sent as 16-bit floats
+        self._half = self._closed = False  # half: rows are sent as 16-bit floats
 
     @property
     def name(self) -> str:
@@ -97,9 +97,6 @@ class RemoteStageHost:
     def trace(self) -> None:
         self._link.post(pb.Order(tell=pb.Tell()))
 
-    def idle(self) -> bool:
-        return self._reports_idle and not self._link.unsent
-
     def close(self) -> None:
         self._closed = True
         self._link.close()
@@ -115,9 +112,9 @@ class RemoteStageHost:
 
         def take(data: bytes) -> None:
             report = parse_message(pb.Report, data)
-            if report.WhichOneof("report") == "working":  # an idle device need not make any progress
-                self._reports_idle = not report.working.round and report.progress >= len(work.layers)
-                link.progress(object() if self._reports_idle else (report.progress, report.working.step))
+            if report.WhichOneof("report") == "working":
+                owes = pipeline.owes(self) and not link.unsent  # without rows it need not make any progress
+                link.progress((report.progress, report.working.step) if owes else object())
             elif (event := read_event(report, work, pipeline.judged)) is not None:
                 post(event)
 
