@@ -272,7 +272,8 @@ def remote_verifier(
             raise VocabularyMismatch(
                 f"The server at {server.url} does not tell its tokens, so no model here is known to have those of"
                 f" {server.verifier.capabilities.name}.",
-                "Name a model of the same family: --draft (draft=), or tokenizer= where nothing is to draft.",
+                "Name a model of the same family: --draft (draft=), or tokenizer= where nothing is to draft. Of an"
+                " edgellm, name HOST:PORT of `edgellm serve --role verifier` there.",
             )
         return OpenedVerifier(
             server.verifier, lambda: server.identity, str(server.url), server.verifier.up, "",

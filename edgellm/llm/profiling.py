@@ -16,7 +16,7 @@ from edgellm.spec.gates.fitting import Run, Seen, build
 from edgellm.spec.gates.profile import VERSION, Profile, ProfileTerms, signals, surprise
 from edgellm.spec.loop import Detokenizer, generate
 from edgellm.spec.ngram.sources import ContextLookup, disagreements, dissents, lookup_threshold
-from edgellm.spec.params import BUDGET_CHUNK, has, mechanism
+from edgellm.spec.params import BUDGET_CHUNK, has
 from edgellm.spec.protocols import Drafter, DraftRules, Gate, GenerationLimits, GenerationState, Verifier
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk, Decision, Ids, Notice, Round
@@ -50,7 +50,7 @@ def profile_pair(
         raise InvalidOption("A profile needs both a draft model and a verifier, and one is missing.", "Name both.")
     if not prompts:
         raise InvalidOption("There are no prompts to profile the pair on.", "Give a few dozen, one per line.")
-    gamma, most, threads = options.gamma, options.max_tokens, engine.config.threads
+    gamma, most = options.gamma, options.max_tokens
     measurable = bool(draft.header.attention_layers) and has("importance")
     layers = draft.header.attention_layers if options.layers is None else options.layers
     terms = ProfileTerms(*known.hashes(), gamma, layers if measurable else ())
@@ -71,9 +71,6 @@ def profile_pair(
             below = lookup_threshold([each for run in done.runs for each in run.disagreements])
             recorded = zip(prompts, done.runs, strict=True)
             runs = [profiler.with_lookup(prompt, run, below) for prompt, run in recorded]
-        batch = ()
-        if has("parallel drafting"):
-            batch = mechanism("parallel drafting").batch_seconds(draft, prompts[0], threads)
     except BaseException as error:
         kept = done.save()
         if not isinstance(error, KeyboardInterrupt | Stopped):
@@ -82,8 +79,7 @@ def profile_pair(
             f"The profile was stopped after {len(done.runs)} of {len(prompts)} prompts.",
             "Run the same command to continue." if kept else "Nothing is kept of it: start it again.",
         ) from None
-    fitted = build(runs, terms, prompts=prompts, hesitates=below)
-    profile = replace(fitted, batch_seconds=batch)
+    profile = build(runs, terms, prompts=prompts, hesitates=below)
     done.remove()
     progress(len(prompts), len(prompts))
     known.use(profile, save=False)

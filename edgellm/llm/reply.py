@@ -15,7 +15,6 @@ from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT
 from edgellm.spec.drafting.policy import DraftPolicy
-from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import AlwaysGate, GateChoice, NeverGate, choose
 from edgellm.spec.loop import generate
 from edgellm.spec.ngram.retriever import Retriever
@@ -55,16 +54,15 @@ class WantedReply:
 class ReplyPlan:
     """The settings of one reply, and the reasons for them.
 
-    `drafts`: the draft model drafts, as a drafter of this `kind`, at most `gamma` tokens beside copies. While waiting,
-    `branches` are drafted at once; `acceptance` foretells verdicts, and learns from them. `first`: the gate of one of
-    the replies that make the pair's profile. `checked`: every draft is verified. `speculates`: the verifier's
+    `drafts`: the draft model drafts, as a drafter of this `kind`, at most `gamma` tokens beside copies.
+    `acceptance` foretells verdicts, and learns from them. `first`: the gate of one of the replies that make the pair's
+    profile. `checked`: every draft is verified. `speculates`: the verifier's
     speculator drafts. `copies` are retrieved; None: the draft policy is not asked at all.
     """
 
     choice: GateChoice
     reasons: tuple[str, ...]
     kind: DrafterKind = DrafterKind()
-    branches: int = 0
     acceptance: ConfidenceAcceptance | None = None
     first: ObservedReply | None = None
     notices: tuple[Notice, ...] = ()
@@ -163,14 +161,12 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
     else:
         choice = choose(options, sampling.seed, profile=profile, controller=controller, linked=engine.linked)
     kind, early = _early_exit(draft, options, DrafterKind(choice.gate.layers))
-    branches, parallel = 0, "no parallel inference: the pair is being profiled"
-    if first is None:  # Importance is not measured for tokens drafted ahead.
-        branches, parallel = _branches(engine, knowledge, options, profile, kind, choice)
-    if branches:
-        most: tuple[int, int] = mechanism("parallel drafting").room(choice.gamma)
-        kind = replace(kind, branches=most[0], gamma=most[1])
-    reasons = choice.reason, early, parallel
-    return ReplyPlan(choice, reasons, kind, branches, acceptance, first, tuple(notices))
+    hindrance = _hinders_parallel(engine, options, kind, choice, first)
+    if not hindrance:
+        parallel = mechanism("parallel drafting")
+        kind = replace(kind, branches=parallel.BRANCHES, gamma=max(choice.gamma, parallel.MAX_AHEAD))
+    reasons = choice.reason, early, f"no parallel inference{hindrance}" if hindrance else "parallel inference"
+    return ReplyPlan(choice, reasons, kind, acceptance, first, tuple(notices))
 
 
 def _early_exit(draft: Model | None, options: ReplyOptions, kind: DrafterKind) -> tuple[DrafterKind, str]:
@@ -181,12 +177,12 @@ def _early_exit(draft: Model | None, options: ReplyOptions, kind: DrafterKind) -
     return replace(kind, exits=options.exit_threshold), "early exit: as requested"
 
 
-def _branches(
-    engine: PairEngine, knowledge: PairStats, options: ReplyOptions, profile: Profile | None, kind: DrafterKind,
-    choice: GateChoice,
-) -> tuple[int, str]:  # fmt: skip
-    """Return the number of branches to draft while waiting for a verdict, and why."""
+def _hinders_parallel(
+    engine: PairEngine, options: ReplyOptions, kind: DrafterKind, choice: GateChoice, first: ObservedReply | None
+) -> str:
+    """Return why nothing is drafted while waiting for a verdict, as the end of a sentence; "" if it is."""
     hindrances = {
+        ": the pair is being profiled": first is not None,  # Importance is not measured for tokens drafted ahead.
         ", as requested": not options.parallel,
         ": it is left out": not has("parallel drafting"),
         ": the verifier computes on this device": not engine.linked,
@@ -194,13 +190,7 @@ def _branches(
         ": a draft model with an early exit has no branches": kind.exits is not None,
         ": no verdict is waited for": isinstance(choice.gate, NeverGate),
     }
-    if why := next((why for why, hinders in hindrances.items() if hinders), ""):
-        return 0, f"no parallel inference{why}"
-    seconds, wait = ((), 0.0) if profile is None else (profile.batch_seconds, profile.verify_seconds)
-    chosen: tuple[int, str] = mechanism("parallel drafting").choose_branches(
-        seconds, knowledge.verdicts.seconds or wait, choice.gamma
-    )
-    return chosen
+    return next((why for why, hinders in hindrances.items() if hinders), "")
 
 
 def _choose_speculator(engine: PairEngine, options: ReplyOptions, checked: bool) -> tuple[bool, str]:
@@ -333,10 +323,8 @@ def _drafter(
     copies, the draft policy decides."""
     is_eog, drafting = engine.text.is_eog, engine.drafting
     drafter = wanted.options.drafter or own
-    if plan.branches and own is not None:
-        drafter = mechanism("parallel drafting").ParallelDrafter(
-            own, plan.acceptance, stats, is_eog=is_eog, branches=plan.branches
-        )
+    if plan.kind.branches and own is not None:
+        drafter = mechanism("parallel drafting").ParallelDrafter(own, plan.acceptance, stats, is_eog=is_eog)
     if plan.copies is None or plan.verifier is None:
         stats.count_with(plan.choice.controller)
         return drafter

@@ -15,7 +15,7 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.errors import InvalidOption, ProtocolError
+from edgellm.errors import InvalidOption, ProtocolError, VocabularyMismatch
 from edgellm.llm import AUTO, LLM
 from edgellm.llm.messages import chat_ids, draft_ids
 from edgellm.rpc.address import Address
@@ -104,25 +104,14 @@ def test_auto_takes_the_same_tokenizer_before_another_one(
             assert ids(pair.reply(case(2), max_tokens=12)) == ids(alone.reply(case(2), max_tokens=12))
 
 
-def test_edgellms_own_http_server_sends_its_tokenizer_and_writes_alone_without_a_draft_model(
-    retokenized: Retokenized, home: Path
-) -> None:
-    draft, verifier = retokenized("few common tokens")
+def test_who_names_edgellms_http_server_is_told_of_its_verifier(retokenized: Retokenized, home: Path) -> None:
     with (
-        LLM.open("none", verifier, threads=1, history=False) as alone,
+        LLM.open("none", retokenized("few common tokens")[1], threads=1, history=False) as alone,
         serving(alone, "served") as server,
-        LLM.open(verifier=server.url, threads=1) as writer,
-        LLM.open(draft, server.url, threads=1) as pair,
+        pytest.raises(VocabularyMismatch) as refused,
     ):
-        assert (writer.draft_name, writer.verifier_name) == (None, "served")
-        assert any("has another tokenizer than served, which writes alone" in notice for notice in writer.notices)
-        assert any("drafts are translated" in notice for notice in pair.notices)
-        for one in (writer, pair):
-            assert not [notice for notice in one.notices if "Ollama" in notice or "chat template" in notice]
-            assert any(reason.startswith(f"edgellm at {server.url} verifies") for reason in one.engine.reasons)
-            replies = [each.reply(case(2), max_tokens=12, temperature=0.0) for each in (one, alone)]
-            assert [len(ids(reply)) for reply in replies] == [12, 12]
-            assert replies[0].summary.text == replies[1].summary.text
+        LLM.open(verifier=server.url, threads=1)
+    assert "serve --role verifier" in refused.value.next_step
 
 
 class Translated:

@@ -14,7 +14,6 @@ from edgellm.errors import InvalidOption, ProfileStopped, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile
 from edgellm.llm.pair_stats import forget, kept
 from edgellm.llm.profiling import PairProfiler
-from edgellm.spec.drafters.parallel import MAX_BRANCHES
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
@@ -48,7 +47,6 @@ def test_profile_from_end_to_end(
     assert profile.terms.gamma == 2
     told = [profile.evidence[f"auc importance, layer {layer}"] for layer in range(8)]
     assert profile.terms.layers == (max(range(8), key=told.__getitem__),)
-    assert len(profile.batch_seconds) == MAX_BRANCHES
     assert 0.0 <= profile.evidence["gate worth at 0.2"] <= 1.0
     chat = ("chat", "Where is my mug?", "--budget", "0.2", "--explain", "--max-tokens", "8", "--draft", draft)
     for other in (verifier, address):
@@ -313,7 +311,6 @@ def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
 
     monkeypatch.setattr(Context, "__init__", noted)
     monkeypatch.setattr(Context, "close", closed)
-    monkeypatch.setattr("edgellm.spec.drafters.parallel.MOST_READ", 96)
     long = "- The mug is on the shelf in the hall.\n" * 60 + "\nWhere is the mug?"
     with LLM.open(*f32_pair, threads=1, n_ctx=1024) as pair:
         list(pair.reply(long, max_tokens=2, retrieval="off"))

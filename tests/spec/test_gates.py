@@ -40,7 +40,6 @@ def profile(scores: object = None) -> Profile:
         0.8, 0.8, (0.8, 0.7, 0.6, 0.5), logistic(1.0, len(NAMES), -1.0),
         (Policy(0.2, logistic(0.0, len(NAMES) + 1, 1.0), scores),), 0.01, 0.05,
         {"gate synera at 0.2": 0.6, "gate worth at 0.2": 0.7, "gate random at 0.2": 0.2, "gate confidence at 0.4": 0.5},
-        (0.01, 0.012, 0.02, 0.03),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.spec.drafters import parallel
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import ParallelDrafter, alternatives, choose_branches, predict_verdicts
+from edgellm.spec.drafters.parallel import ParallelDrafter, alternatives, predict_verdicts
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.gates.rules import AlwaysGate, Rule, at_random
 from edgellm.spec.protocols import DraftRules, Gate, GenerationLimits, GenerationState, Session, VerifyRequest
@@ -71,14 +71,6 @@ def test_tokens_of_the_text_are_so_much_likelier(logits: np.ndarray, known: set[
     assert len(set(ids.tolist())) == len(ids) == len(found) == min(limit, 12)
     assert found == pytest.approx([weights[token] for token in ids.tolist()], rel=1e-4)
     assert found == pytest.approx(sorted(weights.values(), reverse=True)[:limit], rel=1e-4)
-
-
-def test_as_many_guesses_as_a_verdict_leaves_time_for() -> None:
-    seconds = (0.010, 0.012, 0.020, 0.030)
-    assert [choose_branches(seconds, wait, 4)[0] for wait in (0.01, 0.041, 0.15, 9.0)] == [2, 2, 3, 4]
-    assert "2 guesses: one token of each takes 12.0 ms, a verdict 50.0 ms" in choose_branches(seconds, 0.05, 4)[1]
-    assert choose_branches((0.01, 0.03, 0.05, 0.07), 0.02, 4)[0] == 1  # where rows cost much, one is drafted further
-    assert "not measured" in choose_branches((), 0.05, 4)[1]
 
 
 # --- on the draft model ---------------------------------------------------------------------------------------------

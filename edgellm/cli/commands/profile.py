@@ -120,7 +120,6 @@ def _print_profile(found: Profile) -> None:
     from edgellm.spec.gates.rules import evidence_of
 
     terms, acceptance = found.terms, ", ".join(f"{share:.0%}" for share in found.acceptance)
-    batch = " / ".join(f"{seconds * 1e3:.2f}" for seconds in found.batch_seconds)
     about = facts(
         [
             ("profiled on", f"{terms.prompts} prompts, {terms.chunks} chunks of {terms.gamma} tokens"),
@@ -129,7 +128,7 @@ def _print_profile(found: Profile) -> None:
             ("c_th", f"{found.c_th:.3f}, the mean confidence of chunks accepted whole"),
             ("alpha", f"{found.alpha:.3f}, the chance that a drafted token is accepted"),
             ("accepted up to token", f"{acceptance} (1 to {len(found.acceptance)})"),
-            ("drafting a token", f"{found.draft_seconds * 1e3:.2f} ms; for 1 / 2 / ... branches {batch} ms"),
+            ("drafting a token", f"{found.draft_seconds * 1e3:.2f} ms"),
             ("verifying a chunk", f"{found.verify_seconds * 1e3:.2f} ms of computation"),
         ]
     )

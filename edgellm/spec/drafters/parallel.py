@@ -6,13 +6,12 @@ A prediction is where a chunk will be rejected, and the verifier's own token the
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 
-from edgellm.engine import Context, ContextSpec, Model, SeqRows, common_prefix
+from edgellm.engine import SeqRows, common_prefix
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter, within
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.protocols import Drafter, GenerationState
@@ -20,17 +19,13 @@ from edgellm.spec.sampling import top2, top_k
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids, Round
 
-BRANCHES, MAX_BRANCHES = 3, 16
-"""Guesses that are followed at once without a measurement, and at most."""
-ALTERNATIVES = MAX_BRANCHES - 1
-"""Candidates for the verifier's token at each place; the paper has three, and follows one."""
+BRANCHES = 4
+"""Guesses that are followed at once, as in the benchmark `real/verdict_prediction`: 3 to 8 save about as much time. The
+paper follows one."""
+ALTERNATIVES = 15
+"""Candidates for the verifier's token at each place; the paper has three."""
 MAX_AHEAD = 8
 """Maximum tokens of a branch: more than a chunk, so that the next chunks profit, too."""
-_REPEATS = 4  # measurements of a batch
-MOST_READ = 4_096  # tokens of a prompt before it
-MISSED = 0.63
-"""Share of verdicts that are not the likeliest guess; of n guesses, about a n-th of it misses. It only shares out a
-device's time."""
 CONTEXT_BOOST = 30.0
 """Factor by which tokens that already occur in the text are likelier corrections than the draft model says: where it is
 wrong, the verifier's token often is a name, a number or a word of the question."""
@@ -66,52 +61,6 @@ def alternatives(chunk: Chunk, limit: int, known: Ids) -> list[tuple[Ids, Floats
         others = np.flatnonzero(ids != token)[:limit]
         found.append((ids[others], weights[others]))
     return found
-
-
-def choose_branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[int, str]:
-    """Return how many branches to draft beside chunks of `gamma` tokens, and why: the number with the most expected
-    tokens during the wait for a verdict, if it is measured.
-
-    One token of i + 1 branches takes `batch_seconds[i]`, a verdict `wait` seconds. At least one branch is drafted, in
-    otherwise idle time.
-    """
-    if not batch_seconds:
-        return BRANCHES, f"parallel inference with {BRANCHES} guesses: their cost is not measured"
-    longest = max(gamma, MAX_AHEAD)
-    expected = [(1.0 - MISSED / n) * min(longest, wait / seconds) for n, seconds in enumerate(batch_seconds, 1)]
-    count = 1 + int(np.argmax(expected))
-    return count, (
-        f"parallel inference with {count} {'guess' if count == 1 else 'guesses'}: one token of each takes"
-        f" {batch_seconds[count - 1] * 1e3:.1f} ms, a verdict {wait * 1e3:.1f} ms"
-    )
-
-
-def room(gamma: int) -> tuple[int, int]:
-    """Return the most branches beside chunks of `gamma` tokens, and the most tokens of a branch."""
-    return MAX_BRANCHES, max(gamma, MAX_AHEAD)
-
-
-def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float, ...]:
-    """Return the median seconds of a batch with one token of each of 1, 2, ... branches after the first `MOST_READ`
-    tokens of `prompt`, with the top two of each token."""
-    prompt = prompt[:MOST_READ]
-    n_ctx = len(prompt) + 2 * _REPEATS
-    seconds = []
-    with Context(
-        model, ContextSpec(n_ctx=n_ctx, n_seq=1 + MAX_BRANCHES, spare=MAX_BRANCHES * 2 * _REPEATS, threads=threads)
-    ) as context:
-        context.decode(prompt)
-        for rows in range(1, MAX_BRANCHES + 1):
-            for seq in range(1, rows + 1):
-                context.branch(0, seq)
-            batch = [SeqRows(seq, prompt[-1:], 1) for seq in range(1, rows + 1)]
-            times = []
-            for _ in range(_REPEATS):
-                began = perf_counter()
-                _ = [top2(view[0].copy()) for view in context.decode_rows(batch)]
-                times.append(perf_counter() - began)
-            seconds.append(float(median(times)))
-    return tuple(seconds)
 
 
 def predict_verdicts(
@@ -227,7 +176,7 @@ class ParallelDrafter(Drafter):
 
     def __init__(
         self, drafter: BranchingDrafter, acceptance: ConfidenceAcceptance, stats: Summary, *,
-        is_eog: Callable[[int], bool], branches: int,
+        is_eog: Callable[[int], bool], branches: int = BRANCHES,
     ) -> None:  # fmt: skip
         """Follow up to `branches` guesses at once, for which `drafter` has sequences; `acceptance` predicts where a
         chunk will be rejected, and learns from the verdicts; `stats` counts the guesses."""

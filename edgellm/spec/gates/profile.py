@@ -124,9 +124,8 @@ class Profile:
     """The profile of a pair of models.
 
     `c_th`, `alpha` and `acceptance` (share of chunks whose first i + 1 tokens are accepted, i in 0..gamma-1) come from
-    fully verified replies, and so do the predictor of rejections `rejected`, and `policies`. `batch_seconds[i]` is the
-    draft model's time for i + 1 rows, empty if not measured. `hesitates` is the confidence below which the context's
-    token is drafted.
+    fully verified replies, and so do the predictor of rejections `rejected`, and `policies`. `hesitates` is the
+    confidence below which the context's token is drafted.
     """
 
     terms: ProfileTerms
@@ -139,7 +138,6 @@ class Profile:
     draft_seconds: float
     verify_seconds: float
     evidence: dict[str, float] = field(default_factory=dict)
-    batch_seconds: tuple[float, ...] = ()
     hesitates: float = 0.0
     difficulty: WordWeights = WordWeights()
 
