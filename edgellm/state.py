@@ -139,18 +139,23 @@ def hold_lock(path: Path, seconds: float | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def system_errors(kind: type[EdgeError], path: Path, action: str) -> Iterator[None]:
-    """Turn the system's errors into errors of a `kind`: `path` cannot be `action`, a participle."""
+def system_errors(
+    kind: type[EdgeError], path: Path, action: str, *, busy: type[EdgeError] | None = None,
+    full: type[EdgeError] | None = None,
+) -> Iterator[None]:  # fmt: skip
+    """Turn the system's errors into errors of a `kind`: `path` cannot be `action`, a participle; another process that
+    holds it, and a full disk, may have kinds of their own."""
     try:
         yield
     except TimeoutError as error:
-        raise kind(f"{path} is in use by another process.", "Try again when it has finished.") from error
+        raise (busy or kind)(f"{path} is in use by another process.", "Try again when it has finished.") from error
     except (OSError, NotImplementedError) as error:
         reason, next_step = str(error), "Check its permissions, or set EDGELLM_HOME to a folder that you own."
         if isinstance(error, NotImplementedError):  # some network drives
             reason, next_step = "the drive has no file locks", "Set EDGELLM_HOME to a folder on another drive."
         elif error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason, next_step = "the disk is full", "Free some space, or set EDGELLM_HOME to a folder on another drive."
+            kind = full or kind
         elif error.strerror:
             reason = error.strerror
         raise kind(f"{path} cannot be {action}: {reason}.", next_step) from error

@@ -6,13 +6,12 @@ pass, and aligned, so that another split of the model needs most of the same pie
 name when it is complete and its hash is right, and stays while it is used.
 """
 
-import errno
 import hashlib
 import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -26,7 +25,7 @@ from edgellm.engine.gguf.reader import MAX_LAYERS
 from edgellm.engine.trial.probe import Probe, require_loadable
 from edgellm.errors import SAME_VERSION, DiskFull, EdgeError, InvalidOption, LayersCorrupt, LayersRefused, StoreBusy
 from edgellm.layer_range import LayerRange, chain, ranges
-from edgellm.state import from_json, read_cached, write_cached
+from edgellm.state import from_json, read_cached, system_errors, write_cached
 from edgellm.storage.fingerprint import SHA256, fingerprint
 from edgellm.system import cache_dir
 
@@ -341,16 +340,6 @@ def mark_used(path: Path) -> None:
         os.utime(path, ns=(now, now))
 
 
-@contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> AbstractContextManager[None]:
     """Raise the system's errors about `path` as `StoreBusy`, `DiskFull` or `LayersRefused`."""
-    try:
-        yield
-    except TimeoutError as error:
-        raise StoreBusy(f"{path} is being changed by another process.", "Try again later.") from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(
-                f"The disk of {path} is full.", "Free some space there, and deploy again: what has arrived is kept."
-            ) from error
-        raise LayersRefused(f"{path} cannot be used: {error.strerror or error}.", "Check the disk.") from error
+    return system_errors(LayersRefused, path, "used", busy=StoreBusy, full=DiskFull)
