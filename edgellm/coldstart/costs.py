@@ -9,7 +9,6 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange
 
 Floats = npt.NDArray[np.float64]
@@ -110,10 +109,8 @@ class Utilisation:
 
 def fit_utilisation(tokens: Sequence[int], speeds: Sequence[float]) -> Utilisation:
     """Return the curve with the least sum of squared relative errors. For each b of a grid, with g = 1 - e^(-bt), the
-    best peak is sum(g/c) / sum(g²/c²). Raises InvalidOption: there are no speeds, or some are not positive numbers."""
+    best peak is sum(g/c) / sum(g²/c²)."""
     t, c = np.asarray(tokens, dtype=float), np.asarray(speeds, dtype=float)
-    if not len(t) or t.shape != c.shape or not (np.isfinite(c).all() and (c > 0.0).all() and (t > 0.0).all()):
-        raise InvalidOption(f"The speeds {list(speeds)} were measured at {list(tokens)} tokens.", "Measure again.")
     shares = -np.expm1(-np.outer(_CURVES, t)) / c
     peaks = shares.sum(1) / (shares**2).sum(1)
     errors = np.abs(peaks[:, None] * shares - 1.0)

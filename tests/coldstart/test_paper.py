@@ -176,9 +176,3 @@ def test_one_speed_is_met_exactly() -> None:
     found = fit_utilisation((4,), (5e9,))
     assert found.speed(4) == pytest.approx(5e9)
     assert found.worst < 1e-9
-
-
-@pytest.mark.parametrize("speeds", [(), (0.0,), (-1.0,), (math.nan,), (1.0, 2.0)])
-def test_what_is_no_speed_is_refused(speeds: tuple[float, ...]) -> None:
-    with pytest.raises(InvalidOption):
-        fit_utilisation((1,), speeds)

@@ -52,14 +52,6 @@ def test_rollback_to_what_is_not_there(context: Context, length: int) -> None:
     assert context.length() == 5
 
 
-def test_streams_cannot_branch(exact_model: Model) -> None:
-    with (
-        Context(exact_model, ContextSpec(n_ctx=16, n_seq=2, unified=False)) as streams,
-        pytest.raises(InvalidOption, match="branch"),
-    ):
-        streams.branch(0, 1)
-
-
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("n_batch", [8, 64])
 def test_many_sequences_in_one_batch(exact_model: Model, unified: bool, n_batch: int) -> None:
@@ -106,8 +98,6 @@ def test_sync_keeps_what_is_common(exact_model: Model, context: Context) -> None
     assert context.sync(other) == 29  # the last id is decoded again, for its logits
     assert difference(context.decode(other[29:]), logits) < CLOSE
     assert context.sync(other[:5]) == 4
-    with pytest.raises(InvalidOption, match="no ids"):
-        context.sync(other[:0])
 
 
 def test_embeddings_stand_for_tokens(make_model: MakeModel) -> None:
@@ -252,12 +242,3 @@ def test_copies_that_wait_for_the_next_decode_do_not_disturb_each_other(four: Co
     rows = four.decode_rows([SeqRows(seq, rest, 1) for seq, rest in enumerate(ids)])
     for row in rows:
         assert np.allclose(row[0], wanted, atol=1e-4)
-
-
-@pytest.mark.parametrize(("src", "dst", "length"), [(0, 1, 81), (0, 1, -1), (4, 1, 0), (0, 4, 0)])
-def test_what_cannot_be_copied_is_refused_and_nothing_changes(four: Context, src: int, dst: int, length: int) -> None:
-    four.decode(TEXT, seq=0)
-    four.decode(TEXT[:5], seq=1)
-    with pytest.raises(InvalidOption):
-        four.copy_prefix(src, dst, length)
-    assert (four.length(0), four.length(1)) == (80, 5)

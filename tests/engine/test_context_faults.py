@@ -179,13 +179,6 @@ def test_a_context_that_cannot_be_reserved(exact_model: Model, monkeypatch: pyte
         Context(exact_model, ContextSpec(n_ctx=16, n_seq=2))
 
 
-@pytest.mark.parametrize("seq", [-1, 3])
-def test_there_is_no_such_sequence(context: Context, seq: int) -> None:
-    for call in (context.cached, context.length, context.clear, lambda s: context.decode(some_ids(1), seq=s)):
-        with pytest.raises(InvalidOption, match=f"no sequence {seq}"):
-            call(seq)
-
-
 def test_a_batch_too_small_for_its_sequences_is_refused_and_does_not_end_the_process(exact_model: Model) -> None:
     with pytest.raises(InvalidOption, match="2 rows has no room for a row of each of 3 sequences"):
         Context(exact_model, ContextSpec(n_ctx=64, n_seq=3, n_batch=2, threads=1))

@@ -87,7 +87,6 @@ def rows_of(n: int) -> Ids:
         ([BlockRows(rows_of(33), 0, 0), BlockRows(rows_of(33), 0, 1)], "at most 64 in all"),
         ([BlockRows(rows_of(2), 0, 0), BlockRows(rows_of(2), 0, 0)], "occurs twice"),
         ([BlockRows(rows_of(2), 0, 0), BlockRows(rows_of(2), 5, 1)], "Cannot roll back"),
-        ([BlockRows(rows_of(2), 0, 0), BlockRows(rows_of(2), 0, 5)], "no sequence 5"),
     ],
 )
 def test_what_cannot_join_leaves_all_as_it_was(chains: tuple[Chain, Chain], given: list[BlockRows], says: str) -> None:

@@ -31,15 +31,9 @@ class Sequences:
         self._ids = np.zeros((n_seq, n_ctx), dtype=np.int32)
         self.lengths = [0] * n_seq
 
-    def known(self, seq: int) -> int:
-        """Return `seq` if there is such a sequence; raise InvalidOption otherwise."""
-        if not 0 <= seq < len(self.lengths):
-            raise InvalidOption(f"There is no sequence {seq}.", f"Sequences are numbered 0 to {len(self.lengths) - 1}.")
-        return seq
-
     def check_fits(self, seq: int, n: int) -> int:
         """Return the length of a sequence if `n` more ids fit; raise ContextFull otherwise."""
-        length = self.lengths[self.known(seq)]
+        length = self.lengths[seq]
         if length + n > self._n_ctx:
             raise ContextFull(
                 f"{length} of {self._n_ctx} positions are taken; {n} more do not fit.",
@@ -49,7 +43,7 @@ class Sequences:
 
     def view(self, seq: int) -> Ids:
         """Return the ids of a sequence, read-only."""
-        view = self._ids[seq, : self.lengths[self.known(seq)]]
+        view = self._ids[seq, : self.lengths[seq]]
         view.flags.writeable = False
         return view
 
@@ -67,7 +61,7 @@ class Sequences:
 
     def common(self, seq: int, ids: Ids) -> int:
         """Return how many ids a sequence and `ids` share from the start."""
-        return common_prefix(self._ids[seq, : self.lengths[self.known(seq)]], ids)
+        return common_prefix(self._ids[seq, : self.lengths[seq]], ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +195,7 @@ class CachedSequences(ABC):
 
     def length(self, seq: int = 0) -> int:
         """Return the number of positions in a sequence's cache."""
-        return self._sequences.lengths[self._sequences.known(seq)]
+        return self._sequences.lengths[seq]
 
     def rollback(self, length: int, seq: int = 0) -> None:
         """Drop all but the first `length` positions of a sequence. Positions that a recurrent state or a sliding window
@@ -249,12 +243,8 @@ class CachedSequences(ABC):
             raise
 
     def branch(self, src: int, dst: int) -> None:
-        """Make sequence `dst` a copy of `src`; no keys or values are copied, unless `src` has to be read again. Raises
-        InvalidOption: the context is not unified, or a sequence does not exist."""
-        if not self.spec.unified:
-            raise InvalidOption(
-                "Sequences of a context with separate buffers cannot branch.", "Open the context with unified=True."
-            )
+        """Make sequence `dst` a copy of `src`, which is read again if need be; in a unified context no keys or values
+        are copied."""
         length = self.length(src)
         self.reread(src)
         self.copy_prefix(src, dst, length)
@@ -262,13 +252,10 @@ class CachedSequences(ABC):
     def copy_prefix(self, src: int, dst: int, length: int) -> None:
         """Copy the first `length` positions of `src` to sequence `dst`, without computing them; also across buffers.
 
-        llama.cpp copies separate buffers only whole, when it next decodes; so this pays for long prefixes only. Raises
-        InvalidOption: `src` is shorter than that, or a sequence does not exist.
+        llama.cpp copies separate buffers only whole, when it next decodes; so this pays for long prefixes only.
         """
         _ = self.native.owned
-        if not 0 <= length <= self.length(src):
-            raise InvalidOption(f"Cannot copy {length} positions.", f"The sequence has {self.length(src)}.")
-        if self._sequences.known(dst) != src:
+        if dst != src:
             self._lost.pop(dst, None)
             if self.speculator is not None:
                 self.speculator.clear(dst)
@@ -294,7 +281,7 @@ class CachedSequences(ABC):
 
     def clear(self, seq: int = 0) -> None:
         """Empty a sequence."""
-        self._sequences.lengths[self._sequences.known(seq)] = 0
+        self._sequences.lengths[seq] = 0
         self._lost.pop(seq, None)
         if self.speculator is not None:
             self.speculator.clear(seq)
@@ -305,11 +292,8 @@ class CachedSequences(ABC):
         """Roll back to the common prefix of the cache and `ids`, at most all ids but the last; return its length, or a
         shorter length where the rest has to be read again.
 
-        Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id. Raises InvalidOption:
-        no ids.
+        Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id.
         """
-        if len(ids) == 0:
-            raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
         common = self._sequences.common(seq, ids[:-1])
         _ = self.native.owned
         self._cache.begin_read(seq)
