@@ -282,7 +282,7 @@ def test_lists_tell_their_first_fault(form: type[ReplyRequest], given: dict[str,
     assert raised.value.error_count() < 20
 
 
-@pytest.mark.parametrize("role", ["USER", "User", "user"])
+@pytest.mark.parametrize("role", ["USER", "User"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/v1/messages", "/v1/responses"])
 def test_roles_may_be_in_capitals(ask: Ask, path: str, role: str) -> None:
     turn = {"role": role, "content": QUESTION}

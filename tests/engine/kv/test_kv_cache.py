@@ -59,7 +59,7 @@ def test_a_loop_of_tools_reads_only_what_is_new(architectures: Architectures, na
         history = np.concatenate((ids(rng, 700), end))
         for question in range(3):
             whole = history = np.concatenate((history, ids(rng, 50), end))
-            for turn in range(4):
+            for turn in range(3):
                 text = np.concatenate((whole, begin, think))
                 new = len(text) - common_prefix(context.cached(), text[:-1])
                 unread = text[context.sync(text) :]
