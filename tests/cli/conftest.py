@@ -120,6 +120,5 @@ def phone() -> Trust:
     """A paired device called phone that is never there."""
     there = Trust.load()
     made = device(Path(os.environ["EDGELLM_HOME"]) / "phone")
-    befriend(there, made, "verify files")
-    there.peers.rename(made.identity.id, "phone")
+    befriend(made, there, "verify files", "phone")
     return made

@@ -116,8 +116,7 @@ def stores(tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch)
     with ExitStack() as running:
         for name in ("desk", "phone"):
             trust = device(tmp_path / name)
-            befriend(trust, owner, "files compute")
-            owner.peers.rename(trust.identity.id, name)
+            befriend(trust, owner, "files compute", name)
             stores[name] = LayerStore(tmp_path / name / "layers", 10**9)
             stored = StoredLayers(stores[name])
             worker = WorkerServer(WeightCache(stored), ANYWHERE, trust=trust, stored=stored)

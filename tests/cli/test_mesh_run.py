@@ -176,8 +176,7 @@ def test_the_layers_that_it_names_make_it_run_over_a_paired_device(
 ) -> None:
     """Neither device has the memory for all layers, and the paired one has none of them yet."""
     owner, trust = Trust.load(), device(tmp_path / "desk")
-    befriend(trust, owner, "files compute")
-    owner.peers.rename(trust.identity.id, "desk")
+    befriend(trust, owner, "files compute", "desk")
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: 10_000_000)
     stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
     with WorkerServer(WeightCache(stored), ANYWHERE, trust=trust, stored=stored) as worker:

@@ -72,9 +72,8 @@ class Home:
 
     def __init__(self, folder: Path, own: Path | None) -> None:
         self.owner, self.other, self.worker_trust = Trust.load(), device(folder / "other"), device(folder / "desk")
-        befriend(self.worker_trust, self.owner, "files compute")
+        befriend(self.worker_trust, self.owner, "files compute", "desk")
         befriend(self.worker_trust, self.other, "files")
-        self.owner.peers.rename(self.worker_trust.identity.id, "desk")
         self.store = LayerStore(folder / "store", 10**9)
         stored = StoredLayers(self.store)
         places = () if own is None else (WholeModel(ModelFile.open(own), self.store),)

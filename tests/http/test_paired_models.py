@@ -42,8 +42,7 @@ def paired(folder: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """A paired device that verifies with a model that is not here, and lets this one use it."""
     monkeypatch.setenv("EDGELLM_HOME", str(folder / "here"))
     here, there = Trust.load(), device(folder / "there")
-    befriend(there, here)
-    here.peers.rename(there.identity.id, "desk")
+    befriend(there, here, name="desk")
     place = Address("127.0.0.1", 0)
     with (
         Model.load(path) as model,

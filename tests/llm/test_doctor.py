@@ -41,8 +41,7 @@ def me(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trust:
 def desk(me: Trust, tmp_path: Path) -> Trust:
     """A paired device."""
     made = device(tmp_path / "desk")
-    befriend(me, made)
-    me.peers.rename(made.identity.id, "desk")
+    befriend(made, me, name="desk")
     return made
 
 

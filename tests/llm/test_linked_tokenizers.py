@@ -82,8 +82,7 @@ def test_auto_takes_the_same_tokenizer_before_another_one(
     write(draft, longer := tmp_path / "longer.gguf", partial(padded, n=130))
     here, same, other = Trust.load(), device(tmp_path / "same"), device(tmp_path / "other")
     for there, name in ((same, "lounge"), (other, "desk")):
-        befriend(there, here)
-        here.peers.rename(there.identity.id, name)
+        befriend(there, here, name=name)
     with (
         Model.load(verifier) as large,
         Model.load(longer) as small,

@@ -51,8 +51,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     with ExitStack() as running:
         for name in ("desk", "phone"):
             trust = device(tmp_path / name)
-            befriend(trust, owner, "files compute")
-            owner.peers.rename(trust.identity.id, name)
+            befriend(trust, owner, "files compute", name)
             stores[name] = LayerStore(tmp_path / name / "layers", PLENTY)
             addresses[name] = running.enter_context(device_taking(stores[name], trust))
             owner.peers.record_seen(trust.identity.id, addresses[name])
@@ -189,8 +188,7 @@ def test_workers_are_found_and_what_is_in_the_way_is_said(home: Home, tmp_path: 
     assert all(worker.facts is not None and worker.facts.limit == PLENTY for worker in found.values())
     assert found["desk"].rights == {Right.FILES, Right.COMPUTE}
     stranger = device(tmp_path / "verifier")
-    befriend(stranger, home.owner, "verify")
-    home.owner.peers.rename(stranger.identity.id, "attic")
+    befriend(stranger, home.owner, "verify", "attic")
     assert "No address of attic is known" in str(home.workers()["attic"].error)
     with device_taking(LayerStore(tmp_path / "attic", PLENTY), stranger) as address:
         home.owner.peers.record_seen(stranger.identity.id, Address("127.0.0.1", 1))

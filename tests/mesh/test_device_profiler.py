@@ -163,8 +163,7 @@ def owner(tmp_path: Path) -> Iterator[Trust]:
     desk, phone, attic = (device(tmp_path / name) for name in ("desk", "phone", "attic"))
     with ExitStack() as running:
         for name, worker in (("desk", desk), ("phone", phone), ("attic", attic)):
-            befriend(worker, trust, "files compute")
-            trust.peers.rename(worker.identity.id, name)
+            befriend(worker, trust, "files compute", name)
             store = LayerStore(tmp_path / name / "layers", 10**9)
             address = running.enter_context(device_taking(store, worker, measurer=measure_device))
             trust.peers.record_seen(worker.identity.id, address)

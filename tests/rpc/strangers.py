@@ -61,7 +61,7 @@ def known(trust: Trust, name: str, rights: str = "verify") -> Peer:
     return Peer(name, trust.identity.certificate, read_rights(rights.split()))
 
 
-def befriend(one: Trust, other: Trust, rights: str = "verify") -> None:
-    """As if the two had been paired: `one` and `other` by name, each with these rights at the other."""
+def befriend(one: Trust, other: Trust, rights: str = "verify", name: str = "one") -> None:
+    """As if the two had been paired, `one` by this `name`, and `other`; each has these rights at the other."""
     one.peers.add(known(other, "other", rights))
-    other.peers.add(known(one, "one", rights))
+    other.peers.add(known(one, name, rights))
