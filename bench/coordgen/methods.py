@@ -14,7 +14,7 @@ from edgellm.spec.drafting.acceptance import EvidenceAcceptance
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import Bid, DraftPolicy
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.retriever import HOPELESS, DraftIndex, PastConversation, Retriever
+from edgellm.spec.ngram.retriever import DraftIndex, PastConversation, Retriever
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, SEPARATOR, DraftSource, Offer
 from edgellm.spec.ngram.sources import ContextIndex as Seen
@@ -142,9 +142,7 @@ class Method:
         if self.calibrates:
             sources["none"] = _Mute(seen)
         chances = EvidenceAcceptance([prior, *(SOURCES[name] for name in others), 0.0])
-        self.copies = Retriever(
-            sources, chances, inside=inside, is_eog=cache(model.is_eog), hopeless=HOPELESS if others else 0.0
-        )
+        self.copies = Retriever(sources, chances, inside=inside, is_eog=cache(model.is_eog))
         self.drafter = HybridDrafter(policy(chances), self.copies)
         self._remembers = [part for part in (base, *beside.values()) if hasattr(part, "add")]
 

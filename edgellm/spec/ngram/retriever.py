@@ -15,8 +15,6 @@ from edgellm.spec.ngram.sources import ContextIndex, Cursor, DraftSource, Histor
 from edgellm.spec.params import SOURCES, mechanism
 from edgellm.spec.types import Chunk, Expected, Ids, Verdict
 
-HOPELESS = 0.02
-"""The least chance that a copied token is reached and accepted."""
 Candidates: TypeAlias = list[list[tuple[int, float, Evidence]]]
 """The candidates of each place, the likeliest first: token, chance, and `evidence`."""
 
@@ -44,15 +42,14 @@ class Retriever:
 
     def __init__(
         self, sources: Mapping[str, DraftSource | None], chances: EvidenceAcceptance, *, inside: Callable[[int], bool],
-        is_eog: Callable[[int], bool], hopeless: float = HOPELESS,
+        is_eog: Callable[[int], bool],
     ) -> None:  # fmt: skip
         """Copy from `sources`, by name, in the order of the priors of `chances`; None where one is not used.
 
-        `inside` tells whether a token continues a word, `is_eog` whether it ends the turn. Nothing is offered behind a
-        token that is reached and accepted with a probability below `hopeless`.
+        `inside` tells whether a token continues a word, `is_eog` whether it ends the turn.
         """
         self._sources = [(1 << at, source) for at, source in enumerate(sources.values()) if source is not None]
-        self._chances, self._inside, self._is_eog, self._hopeless = chances, inside, is_eog, hopeless
+        self._chances, self._inside, self._is_eog = chances, inside, is_eog
         self._known = 0  # tokens of the text that the sources know
         self._candidates: Candidates = []  # candidates of the places from `_place` on
         self._place = 0
@@ -106,7 +103,7 @@ class Retriever:
             self._candidates.append(options)
             token, chance, _ = options[0]
             alive *= chance
-            if alive < self._hopeless or (ids and alive < floor(place)):
+            if ids and alive < floor(place):
                 break
             ids.append(token)
             survives.append(alive)
