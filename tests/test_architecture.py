@@ -23,31 +23,14 @@ PACKAGES = (
 FORBIDDEN_PAIRS = {("rpc", "spec")}
 BESIDE = {"models", "bench", "testkit", "tests", "tools", "docs", "examples"}  # beside the package, and not in it
 LIBRARIES = {
-    "llama_cpp": {"engine"},
-    "jinja2": {"isolation"},
-    "typer": {"cli"},
-    "rich": {"cli"},
-    "markdown_it": {"cli"},
-    "prompt_toolkit": {"cli"},
-    "fastapi": {"http"},
-    "starlette": {"http"},
-    "pydantic": {"http", "mesh"},
-    "uvicorn": {"http"},
-    "prometheus_client": {"http"},
-    "segno": {"cli"},
-    "grpc": {"rpc", "rpc_engine", "services"},
-    "cryptography": {"rpc"},
-    "spake2": {"rpc"},
-    "zeroconf": {"rpc"},
-    "huggingface_hub": {"storage"},
-    "aiohttp": {"upstream"},
-    "fcntl": {"system"},
-    "resource": {"system"},
-    **{name: set() for name in ("grp", "msvcrt", "pty", "pwd", "termios", "tty", "winreg")},
-    "torch": set(),
-    "tokenizers": set(),
-    "click": set(),
-}
+    "llama_cpp": {"engine"}, "jinja2": {"isolation"}, "typer": {"cli"}, "rich": {"cli"}, "markdown_it": {"cli"},
+    "prompt_toolkit": {"cli"}, "fastapi": {"http"}, "starlette": {"http"}, "pydantic": {"http", "mesh"},
+    "uvicorn": {"http"}, "prometheus_client": {"http"}, "segno": {"cli"}, "grpc": {"rpc", "rpc_engine", "services"},
+    "cryptography": {"rpc"}, "spake2": {"rpc"}, "zeroconf": {"rpc"}, "huggingface_hub": {"storage"},
+    "aiohttp": {"upstream"}, "fcntl": {"system"}, "resource": {"system"},
+    **{name: set() for name in ("grp", "msvcrt", "pty", "pwd", "termios", "tty", "winreg")}, "torch": set(),
+    "tokenizers": set(), "click": set(),
+}  # fmt: skip
 
 
 def sources(folder: Path = PACKAGE) -> list[Path]:

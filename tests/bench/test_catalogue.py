@@ -93,11 +93,8 @@ def test_settings_of_every_kind_are_read() -> None:
     assert isinstance(made, argparse.ArgumentParser)
     found = settings(measure, made.parse_args(["--doors", "here", "link", "--threads", "1", "--seconds", "0.5"]))
     assert (found["shapes"], found["doors"], found["threads"], found["seconds"]) == (
-        ["tiny"],
-        ["here", "link"],
-        [1],
-        0.5,
-    )
+        ["tiny"], ["here", "link"], [1], 0.5,
+    )  # fmt: skip
     with pytest.raises(SystemExit):
         made.parse_args(["--doors", "window"])
     answer = parser(benchmarks()["mesh/kill_worker"].load().measure, {}).parse_args(["--moves"])

@@ -139,13 +139,8 @@ def test_the_log_is_swallowed_and_remembered() -> None:
     log = native.NativeLog(keep=3)
     mark = log.count
     for level, text in (
-        (2, b"info\n"),
-        (4, b"first\n"),
-        (1, b"debug\n"),
-        (5, b"more debug\n"),
-        (3, b"warned "),
-        (5, b"on\n"),
-    ):
+        (2, b"info\n"), (4, b"first\n"), (1, b"debug\n"), (5, b"more debug\n"), (3, b"warned "), (5, b"on\n"),
+    ):  # fmt: skip
         log._write(level, text, None)
     assert log.since(mark) == "first; warned; on"
     assert log.since(log.count) == ""

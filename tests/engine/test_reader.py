@@ -40,13 +40,9 @@ def test_a_sound_header_says_what_is_in_it(check: Check) -> None:
     entries = [*LLAMA, f32(b"x", 0.5), numbers(b"y", [1, -2]), (b"z", 7, b"\x01"), strings(b"s", [b"", b"ab"])]
     header = check(file(entries, SOUND, 96 + 12))
     assert header.metadata == {
-        "general.architecture": "llama",
-        "llama.block_count": 2,
-        "x": 0.5,
-        "y": (1, -2),
-        "z": True,
+        "general.architecture": "llama", "llama.block_count": 2, "x": 0.5, "y": (1, -2), "z": True,
         "s": header.metadata["s"],
-    }
+    }  # fmt: skip
     assert [(t.name, t.shape, t.nbytes, t.offset - header.data_offset) for t in header.tensors] == [
         ("a", (32, 2), 68, 0),
         ("b", (3,), 12, 96),

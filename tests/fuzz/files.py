@@ -85,13 +85,9 @@ def readers(folder: Path) -> list[Reader]:
 
     rows = _peers_file(folder, trust)
     names = [
-        b"hf.co/user/repo:Q4_K_M",
-        b"user/repo@Q8_0",
-        b"edgellm-draft",
-        b"~/x.gguf",
-        b"a/../../etc/passwd",
+        b"hf.co/user/repo:Q4_K_M", b"user/repo@Q8_0", b"edgellm-draft", b"~/x.gguf", b"a/../../etc/passwd",
         b"../x.gguf",
-    ]
+    ]  # fmt: skip
     return [
         Reader("addresses", [b"127.0.0.1:50151", b"[::1]:1", b"desk.local:80"], _text(Address.parse)),
         Reader("codes", [b"7-lamp-otter", b"99 zeb zig"], _text(Code.parse)),

@@ -64,13 +64,10 @@ def test_who_goes_together(came: list[tuple[int, int]], go: list[int]) -> None:
 @pytest.mark.parametrize(
     ("came", "go"),
     [
-        ([(0, 1), (1, 1)], 1),
-        ([(0, 1), (1, 1), (2, 1)], 1),
-        ([(0, 1), (1, 1), (2, 1), (3, 1)], 4),
-        ([(0, 2), (1, 2)], 2),
-        ([(0, 1)], 1),
+        ([(0, 1), (1, 1)], 1), ([(0, 1), (1, 1), (2, 1)], 1), ([(0, 1), (1, 1), (2, 1), (3, 1)], 4),
+        ([(0, 2), (1, 2)], 2), ([(0, 1)], 1),
     ],
-)
+)  # fmt: skip
 def test_where_few_rows_do_not_pay_the_oldest_goes_alone(came: list[tuple[int, int]], go: int) -> None:
     assert [entry.batch.number for entry in line(*came).next(1, least=4)] == list(range(go))
 

@@ -308,14 +308,11 @@ def test_rows_are_passed_on_once_in_order_and_with_the_question_that_was_asked(s
 @pytest.mark.parametrize(
     "rows",
     [
-        FORWARDED[:2],
-        np.ones((4, 8), np.float32),
-        IDS,
-        np.full((3, 8), np.nan, np.float32),
+        FORWARDED[:2], np.ones((4, 8), np.float32), IDS, np.full((3, 8), np.nan, np.float32),
         np.full((3, 8), np.inf, "f4"),
     ],
     ids=["fewer", "more", "ids", "nan", "inf"],
-)
+)  # fmt: skip
 def test_rows_that_cannot_be_those_of_a_micro_batch_are_not_passed_on(some_work: StageSpec, rows: np.ndarray) -> None:
     pipeline, hosts = silent(some_work, 2)
     hosts[0].post(MicroBatch(0, 1, 0, rows))

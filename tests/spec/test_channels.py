@@ -104,15 +104,9 @@ def test_text_is_shown_as_soon_as_it_cannot_be_markup() -> None:
         for token in cut(b"a b<c</think> d", [1, 3, 4, 5, 7, 13, 14])
     ]
     assert shown == [
-        [(b"a", "thinking")],
-        [(b" b", "thinking")],
-        [],
-        [(b"<", "thinking"), (b"c", "thinking")],
-        [],
-        [(b"", "thinking"), (b"", "thinking")],
-        [(b"", "answer")],
-        [(b"d", "answer")],
-    ]
+        [(b"a", "thinking")], [(b" b", "thinking")], [], [(b"<", "thinking"), (b"c", "thinking")], [],
+        [(b"", "thinking"), (b"", "thinking")], [(b"", "answer")], [(b"d", "answer")],
+    ]  # fmt: skip
 
 
 def test_the_channel_is_known_when_its_markup_is_complete() -> None:

@@ -27,14 +27,10 @@ def chosen(files: dict[str, int], wanted: str | None = None, memory: int | None 
 @pytest.mark.parametrize(
     ("file", "quant"),
     [
-        ("gemma-IQ4_XS.gguf", "IQ4_XS"),
-        ("model.UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
-        ("model-FP32.gguf", "F32"),
-        ("Q4_K_M/model.gguf", "Q4_K_M"),
-        ("Qwen3-Q4_K_Medium.gguf", None),
-        ("model.gguf", None),
+        ("gemma-IQ4_XS.gguf", "IQ4_XS"), ("model.UD-Q4_K_XL.gguf", "UD-Q4_K_XL"), ("model-FP32.gguf", "F32"),
+        ("Q4_K_M/model.gguf", "Q4_K_M"), ("Qwen3-Q4_K_Medium.gguf", None), ("model.gguf", None),
     ],
-)
+)  # fmt: skip
 def test_the_quantisation_is_read_from_the_name(file: str, quant: str | None) -> None:
     assert quant_of(file) == quant
 
