@@ -80,7 +80,7 @@ TRUNCATIONS = ("auto", "disabled")
 
 SOURCES = {
     "context": 0.35,  # the prompt and the reply so far
-    "history": 0.5,  # past conversations, verbatim
+    "history": 0.2,  # past conversations, verbatim
     "calibration": 0.3,  # the model's predictions while it read the prompt
     "reuse": 0.4,  # the rest of a rejected draft
     "schema": 0.8,  # what the reply's JSON schema leaves no choice about

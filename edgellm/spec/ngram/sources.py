@@ -293,6 +293,8 @@ class HistoryIndex(DraftSource):
     def begin(self, prompt: Sequence[int]) -> None:
         self.state, self._matched = ROOT, 0
         self.extend(prompt[-PROMPT_TAIL:])
+        if self._matched < PROMPT_TAIL:  # The end of a chat template stands in every prompt.
+            self.state, self._matched = ROOT, 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         follow = self.automaton.follow

@@ -61,13 +61,15 @@ def test_a_prompt_that_goes_on_is_not_indexed_anew_and_another_one_is() -> None:
 
 
 def test_a_prompt_asked_before_leads_to_its_reply() -> None:
-    history = HistoryIndex()
-    history.add([1, 2, 3], [7, 8])
-    history.add([1, 2, 4], [9, 9])
-    history.begin([6, 1, 2, 3])
+    history, one, other = HistoryIndex(), [*range(100, 115), 3], [*range(100, 115), 4]
+    history.add(one, [7, 8])
+    history.add(other, [9, 9])
+    history.begin([6, *one])
     assert read(history.cursor(), 5) == [7, 8]  # and not on into the next conversation
-    history.begin([6, 1, 2, 4])
+    history.begin([6, *other])
     assert read(history.cursor(), 5) == [9, 9]
+    history.begin([5, *other[1:]])
+    assert read(history.cursor(), 5) == [], "the end of a chat template stands in every prompt"
 
 
 def test_only_the_end_of_a_prompt_is_remembered() -> None:
