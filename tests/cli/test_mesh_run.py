@@ -120,8 +120,8 @@ def test_a_workers_card_is_measured_planned_for_and_computes(edge: Edge, quick_f
     alone = edge(*RUN, *ALONE)
     served = Served("--role", "worker", "-m", MODEL, program=("-c", WITH_A_CARD))
     try:
-        said = served.said + served.wait_for("Memory for layers and caches: .*")
-        assert "Layers are computed on RPC0" in said
+        served.wait_for("Memory for layers and caches: .*")
+        assert "Layers are computed on RPC0" in served.said
         planned = ("mesh", "plan", MODEL, "--tokens-in", "16", "--tokens-out", "4")
         plan = edge(*planned, "--peer", f"desk={served.address}", "--json").answer
         assert [(one["device"], one["unit"]) for one in plan["units"]] == [("here", None), ("desk", "RPC0")]
