@@ -109,8 +109,8 @@ class Context(CachedSequences):
         """Append `ids`, shape (n,), to a sequence; return the logits of the last `outputs` rows, (outputs, n_vocab).
 
         Row `i` predicts the token after `ids[n - outputs + i]`. The view is valid until the next decode. Raises
-        ContextFull: the ids do not fit, or no cell is left for them; nothing was changed; InvalidOption: no ids, an
-        unknown sequence, or more outputs than ids; EngineFailed: llama.cpp refuses the batch (an id outside the
+        ContextFull: the ids do not fit, or no cell is left for them; nothing was changed; InvalidOption: no ids, or
+        more outputs than ids; EngineFailed: llama.cpp refuses the batch (an id outside the
         vocabulary above all); nothing was changed.
         """
         n, row_by_row = len(ids), self._row_by_row

@@ -262,8 +262,8 @@ class ContextSpec:
     and, with single rows, for other numbers of threads: 1e-3). By default for a model in float32. `flash`: flash
     attention, by default where it pays and is possible.
 
-    `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the
-    end of a batch can be rolled back at once; otherwise checkpoints are saved to roll back to. `speculates`: the
+    `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the end of a
+    batch can be rolled back at once; otherwise checkpoints are saved to roll back to. `speculates`: the
     model's `speculator` is opened beside it, if it has one. `whole_window`: keep all positions of a sliding window, so
     that rows can be rolled back, which cannot be read again. `reproducible`: passes are padded so that logits do not
     depend on how the ids were batched, to the bit; by `padding`, which a trial finds where it is None.

@@ -272,8 +272,8 @@ def remote_verifier(
             raise VocabularyMismatch(
                 f"The server at {server.url} does not tell its tokens, so no model here is known to have those of"
                 f" {server.verifier.capabilities.name}.",
-                "Name a model of the same family: --draft (draft=), or tokenizer= where nothing is to draft. Of an"
-                " edgellm, name HOST:PORT of `edgellm serve --role verifier` there.",
+                "Name a model of the same family: --draft (draft=), or tokenizer= where nothing is to draft. If the"
+                " server is edgellm's, run `edgellm serve --role verifier` there, and name its HOST:PORT.",
             )
         return OpenedVerifier(
             server.verifier, lambda: server.identity, str(server.url), server.verifier.up, "",

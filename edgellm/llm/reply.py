@@ -54,10 +54,10 @@ class WantedReply:
 class ReplyPlan:
     """The settings of one reply, and the reasons for them.
 
-    `drafts`: the draft model drafts, as a drafter of this `kind`, at most `gamma` tokens beside copies.
-    `acceptance` foretells verdicts, and learns from them. `first`: the gate of one of the replies that make the pair's
-    profile. `checked`: every draft is verified. `speculates`: the verifier's
-    speculator drafts. `copies` are retrieved; None: the draft policy is not asked at all.
+    `drafts`: the draft model drafts, as a drafter of this `kind`, at most `gamma` tokens beside copies. `acceptance`
+    foretells verdicts, and learns from them. `first`: the gate of one of the replies that make the pair's profile.
+    `checked`: every draft is verified. `speculates`: the verifier's speculator drafts. `copies` are retrieved; None:
+    the draft policy is not asked at all.
     """
 
     choice: GateChoice

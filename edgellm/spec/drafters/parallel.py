@@ -20,8 +20,8 @@ from edgellm.spec.stats import Summary
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids, Round
 
 BRANCHES = 4
-"""Guesses that are followed at once, as in the benchmark `real/verdict_prediction`: 3 to 8 save about as much time. The
-paper follows one."""
+"""Guesses that are followed at once: 3 to 8 save about as much time (`bench run real/verdict_prediction`). The paper
+follows one."""
 ALTERNATIVES = 15
 """Candidates for the verifier's token at each place; the paper has three."""
 MAX_AHEAD = 8
