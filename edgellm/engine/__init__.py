@@ -11,7 +11,7 @@ from edgellm.engine.gguf.memory import Dimensions, MemoryEstimate, costs_of, dim
 from edgellm.engine.gguf.reader import ModelFile, check_gguf
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.sequences import SeqRows
-from edgellm.engine.layer_block import Block, BlockRows
+from edgellm.engine.layer_block import Block
 from edgellm.engine.model import ContextSpec, Model, mtp_obstacle
 from edgellm.engine.native import ShouldStop, Stop, never
 from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix

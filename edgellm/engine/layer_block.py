@@ -3,9 +3,8 @@
 A stage of a mesh is a chain of blocks, so that its first layers can compute while its last layers still load.
 """
 
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -18,24 +17,12 @@ from edgellm.engine.kv.row_padding import MOST_PADDING, TRIED_ROWS, Padding, agr
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import ContextSpec, Model
 from edgellm.engine.vocabulary import Floats, Ids
-from edgellm.errors import InvalidOption
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRows:
-    """Ids (n,) or rows (n, n_embd) of a sequence for a block, as for `Block.forward`."""
-
-    data: Ids | Floats
-    start: int
-    seq: int
-    outputs: int = 0
 
 
 class Block:
     """A shard (`cut`) with a cache of its own for `n_seq` sequences of `n_ctx` positions. For one thread at a time.
 
-    A block with the model's `head` gives logits, every other block the output rows of its last layer. Rows of several
-    sequences take less time together than one by one where there are at least `rows_that_pay` of them.
+    A block with the model's `head` gives logits, every other block the output rows of its last layer.
     """
 
     def __init__(self, model: Model, spec: ContextSpec, *, head: bool, n_params: int = 0) -> None:
@@ -56,7 +43,6 @@ class Block:
             flash=False if spec.reproducible else flash, reproducible=False, padding=None,
         )  # fmt: skip
         self._context = Context(model, opened, capture=capture)
-        self.rows_that_pay = native.rows_that_pay(model.n_params, model.n_layer, model.offloaded)
         if spec.reproducible and spec.padding is None:
             try:
                 self._padding = padding_of(model, self._context.spec, self._fits, head)
@@ -88,48 +74,25 @@ class Block:
         are valid until the next call. Raises InvalidOption: the cache ends before `start`, or the sequence does not
         exist; ContextFull, EngineFailed: as for `Context.decode`; the cache is as before, up to `start`.
         """
-        return self.forward_together((BlockRows(given, start, seq, outputs),))[0]
-
-    def forward_together(self, passages: Sequence[BlockRows]) -> list[Floats]:
-        """Compute like `forward` for several sequences, with equally many ids or rows each; return a view for each.
-
-        Sequences with consecutive numbers share a pass. Raises InvalidOption: also where a sequence comes twice, shapes
-        differ, or there are more rows than `rows` in all; ContextFull, EngineFailed: as for `forward`, for all
-        sequences.
-        """
-        context, n, most = self._context, len(passages[0].data), self._context.n_batch
-        padded = self._padding.rows(n)
-        if len(passages) > 1 and (len({one.data.shape for one in passages}) > 1 or padded * len(passages) > most):
-            # llama.cpp would compute, and show, rows in another order.
-            raise InvalidOption(
-                f"{len(passages)} sequences, the first with {n} rows, cannot go through a block together.",
-                f"Give the same number of rows of each, and at most {most} in all.",
-            )
-        for one in passages:
-            context.rollback(one.start, one.seq)
-        order = sorted(range(len(passages)), key=lambda at: passages[at].seq)
-        # llama.cpp's pieces of a batch take consecutive sequences.
-        found = context.decode_rows([self._rows(passages[at], padded - n) for at in order])
-        if padded > n:
-            for one in passages:
-                context.rollback(one.start + n, one.seq)
+        context, n = self._context, len(given)
+        more = self._padding.rows(n) - n
+        context.rollback(start, seq)
+        (found,) = context.decode_rows([self._rows(given, seq, outputs if self.head else 0, more)])
+        if more:
+            context.rollback(start + n, seq)
         if self.head:
-            ends = [len(rows) - (padded - n) for rows in found]
-            found = [rows[end - passages[at].outputs : end] for rows, at, end in zip(found, order, ends, strict=True)]
-        else:
-            shown = cast(Recorder, context.captured).output(self._last)
-            found = [shown[at * padded : at * padded + n] for at in range(len(order))]
-        return [found[order.index(at)] for at in range(len(order))]
+            end = len(found) - more
+            return found[end - outputs : end]
+        return cast(Recorder, context.captured).output(self._last)[:n]
 
-    def _rows(self, passage: BlockRows, more: int) -> SeqRows:
-        """Return a passage with copies of its last row, `more` of them, which have logits if that has any."""
-        outputs = passage.outputs if self.head else 0
+    def _rows(self, given: Ids | Floats, seq: int, outputs: int, more: int) -> SeqRows:
+        """Return ids or rows with copies of the last, `more` of them, which have logits if that has any."""
         if outputs:
             outputs = self._padding.rows(outputs + more)
-        data = np.concatenate((passage.data, np.repeat(passage.data[-1:], more, axis=0))) if more else passage.data
+        data = np.concatenate((given, np.repeat(given[-1:], more, axis=0))) if more else given
         if data.ndim == 1:
-            return SeqRows(passage.seq, data.astype(np.int32, copy=False), outputs)
-        return SeqRows.of_embedded(data.astype(np.float32, copy=False), passage.seq, outputs)
+            return SeqRows(seq, data.astype(np.int32, copy=False), outputs)
+        return SeqRows.of_embedded(data.astype(np.float32, copy=False), seq, outputs)
 
     def length(self, seq: int = 0) -> int:
         """Return the number of positions in a sequence's cache."""

@@ -148,8 +148,6 @@ def description() -> str:
 
 _TINY = 4_000_000  # parameters
 _SMALL = 50_000_000
-_SMALL_LAYER = 4_000_000
-_AT_ONCE = 4  # rows that llama.cpp's products with quantised weights take together on a processor
 _TILE = 64  # rows that flash attention computes together
 _WARN, _CONTINUED = 3, 5
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -390,16 +388,6 @@ def flash_pays(n_params: int, rows: int, offloaded: bool = False) -> bool:
     long in a small model, and a tenth longer in a model of 0.5 billion parameters, whose prefill is a tenth faster.
     """
     return offloaded or (rows >= _TILE and n_params >= _SMALL)
-
-
-def rows_that_pay(n_params: int, n_layer: int, offloaded: bool = False) -> int:
-    """Return the least number of rows for which one pass through these layers takes less time than a pass for each.
-    `offloaded`: they are on a graphics card.
-
-    On a processor fewer rows than that go through large layers one by one, and the pass costs a tenth more
-    (`python -m bench.mesh.micro_batching`); with small layers other work takes most of the time.
-    """
-    return 2 if offloaded or n_params < _SMALL_LAYER * n_layer else _AT_ONCE
 
 
 def available_threads() -> int:

@@ -28,8 +28,8 @@ class StageSpec:
     `model` is the fingerprint of the whole model in hex, and `pieces` are known pieces of that file: a device
     without the file computes with some of these very pieces, or not at all. Rows have `n_embd` numbers, ids lie below
     `n_vocab`. `sessions` replies of `context` tokens each are held at once. `half`: rows travel as 16-bit floats, not
-    32. `stages` is the number of stages in the pipeline, and `n_params` that of the whole model's parameters, 0 if
-    unknown. `reproducible`: rows do not depend on how they were batched, to the bit.
+    32. `n_params`: the whole model's parameters, 0 if unknown. `reproducible`: rows do not depend on how they were
+    batched, to the bit.
     """
 
     model: str
@@ -41,7 +41,6 @@ class StageSpec:
     context: int
     sessions: int = 4
     half: bool = False
-    stages: int = 1
     pieces: tuple[LayerPiece, ...] = ()
     n_params: int = 0
     reproducible: bool = False

@@ -166,7 +166,7 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[tuple[StageHost, StageSpec]]) -> None:
         """Start all stages. Their rows pass through this process, which knows so where they are."""
-        self.records = [StageRecord(host, replace(work, stages=len(stages))) for host, work in stages]
+        self.records = [StageRecord(host, work) for host, work in stages]
         self.lost: tuple[str, StageLost] | None = None
         self._open: dict[int, _Asked] = {}  # by the number of each micro-batch
         self._sent = 0  # micro-batches

@@ -5,17 +5,8 @@ as a rule the oldest that can move. So a later part of a prompt goes on in the l
 waits for a block that is still loading (layer streaming; in CSGO's equation 18 a device computes nothing before all its
 layers are loaded).
 
-A pass over a row of each of several sessions reads the weights once, so waiting micro-batches of other sessions join
-the oldest micro-batch in its pass, which never waits for them. Four limits keep that from making things slower:
-
-- All micro-batches of a pass have the same number of rows, and belong to adjacent sequences: llama.cpp computes others
-  one after the other even within a batch.
-- They have enough rows in all for a common pass to take less time (`Block.rows_that_pay`), and at most `SHARED_ROWS`.
-- They are at most the number of active sessions divided by the number of stages. If all sessions were in one pass, one
-  stage would compute while the others wait for it.
-
-The parts of a prompt come all at once, and each takes as long as many tokens. So short micro-batches go first after
-each part of a prompt; then the next part follows.
+The parts of a prompt come all at once, and each takes as long as many tokens. So short micro-batches of other sessions
+go first after each part of a prompt; then the next part follows. Each goes alone: rows do not depend on other replies.
 """
 
 import logging
@@ -27,7 +18,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Block, BlockRows, ContextSpec, Floats, Ids, Model
+from edgellm.engine import Block, ContextSpec, Floats, Ids, Model
 from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ModelCorrupt, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import require
@@ -68,8 +59,8 @@ class Trace:
         return spans
 
 
-SHARED_ROWS = 64
-"""The most rows of several sessions in one pass (measured by `bench.mesh.micro_batching`)."""
+SHORT_ROWS = 64
+"""The most rows of a micro-batch that is no part of a long prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,12 +75,7 @@ class InFlight:
     @property
     def short(self) -> bool:
         """Return whether the micro-batch has few rows, unlike a part of a long prompt."""
-        return len(self.data) <= SHARED_ROWS
-
-    @property
-    def passage(self) -> BlockRows:
-        """Return the input of the micro-batch's next block."""
-        return BlockRows(self.data, self.batch.start, self.batch.session, self.batch.outputs)
+        return len(self.data) <= SHORT_ROWS
 
     def advance(self, data: Floats | None = None, seconds: float = 0.0) -> None:
         """Record a pass of `seconds` through one more block, with this output; None after the last block."""
@@ -101,11 +87,9 @@ class InFlight:
 class StageQueue:
     """The micro-batches in a stage, in the order of their arrival. Not thread-safe."""
 
-    def __init__(self, work: StageSpec) -> None:
-        self._stages = work.stages
+    def __init__(self) -> None:
         self._queue: deque[InFlight] = deque()
         self._after_long = False  # the last micro-batch that went through was long
-        self._recent: deque[int] = deque(maxlen=work.sessions)  # sessions of the latest micro-batches, runs merged
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -117,8 +101,6 @@ class StageQueue:
 
     def put(self, batch: MicroBatch) -> None:
         self._queue.append(InFlight(batch, batch.data))
-        if not self._recent or self._recent[-1] != batch.session:
-            self._recent.append(batch.session)
 
     def remove(self, entry: InFlight) -> None:
         """Remove a micro-batch that has gone through, or has failed."""
@@ -129,43 +111,17 @@ class StageQueue:
     def clear(self) -> None:
         self._queue.clear()
 
-    def next(self, blocks: int, least: int = 2) -> list[InFlight]:
-        """Return the micro-batches for the next pass through one of the first `blocks` blocks; none if all must wait.
-
-        The first of them goes alone if the group has fewer than `least` rows. Micro-batches of a session stay in order.
-        """
-        ready = self._ready(blocks)
-        if not ready:
-            return []
-        first = ready[0]
-        if self._after_long:
-            first = next((entry for entry in ready if entry.short), first)
-        group = [first]
-        alike = [one for one in ready if one.at == first.at and len(one.data) == len(first.data)]
-        low = high = first.batch.session
-        for _ in range(1, min(SHARED_ROWS // len(first.data), self._group_most)):
-            beside = next((one for one in alike if one.batch.session in (low - 1, high + 1)), None)
-            if beside is None:
-                break
-            group.append(beside)
-            low, high = min(low, beside.batch.session), max(high, beside.batch.session)
-        return group if len(group) * len(first.data) >= least else [first]
-
-    def _ready(self, blocks: int) -> list[InFlight]:
-        """Return the micro-batches, oldest first, whose next block is loaded and free for the session."""
+    def next(self, blocks: int) -> InFlight | None:
+        """Return the micro-batch for the next pass through one of the first `blocks` blocks; None if all must wait.
+        Micro-batches of a session stay in order."""
         ready, ahead = [], dict[int, int]()
         for entry in self._queue:
             session = entry.batch.session
             if entry.at < min(blocks, ahead.get(session, blocks)):
                 ready.append(entry)
             ahead[session] = entry.at
-        return ready
-
-    @property
-    def _group_most(self) -> int:
-        """Return the most sessions in one pass, so that every stage of the pipeline has some."""
-        alive = {*self._recent, *(entry.batch.session for entry in self._queue)}
-        return -(-len(alive) // self._stages)
+        short = [entry for entry in ready if entry.short] if self._after_long else []
+        return next(iter(short or ready), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +145,7 @@ class Stage:
         self._reservation = cache.reserve(work, model, self._files)
         self._cache, self._post = cache, post
         self._parts: list[_Part] = []
-        self._queue, self._trace = StageQueue(work), Trace()
+        self._queue, self._trace = StageQueue(), Trace()
         self._changed = threading.Condition()
         self._closed = False
         self._steps = 0
@@ -308,43 +264,34 @@ class Stage:
         return Block(model, spec, head=layers.stop == work.n_layers, n_params=work.n_params)
 
     def _compute(self) -> None:
-        while group := self._next():
-            self._step(group)
+        while (entry := self._next()) is not None:
+            self._step(entry)
 
-    def _next(self) -> list[InFlight]:
-        """Wait for micro-batches that can go through a block, and return them; none once the stage is closed."""
+    def _next(self) -> InFlight | None:
+        """Wait for a micro-batch that can go through a block, and return it; None once the stage is closed."""
         with self._changed:
             while not self._closed:
-                parts = self._parts
-                if parts and (group := self._queue.next(len(parts), parts[0].block.rows_that_pay)):
-                    return group
+                if (entry := self._queue.next(len(self._parts))) is not None:
+                    return entry
                 self._changed.wait()
-            return []
+            return None
 
-    def _step(self, group: list[InFlight]) -> None:
-        """Take micro-batches through one block. If the pass fails, try each alone to find the micro-batch at fault."""
-        begin, part = self._trace.clock, self._parts[group[0].at]
+    def _step(self, entry: InFlight) -> None:
+        """Take a micro-batch through one block."""
+        begin, part, batch = self._trace.clock, self._parts[entry.at], entry.batch
         try:
-            found = part.block.forward_together([entry.passage for entry in group])
+            rows = part.block.forward(entry.data, start=batch.start, seq=batch.session, outputs=batch.outputs)
         except EdgeError as error:
-            if len(group) == 1:
-                self._remove(group[0], Failed(group[0].batch.number, error))
-                return
-            for entry in group:
-                self._step([entry])
+            self._remove(entry, Failed(batch.number, error))
             return
         self._steps += 1
         last = part.last == self.work.layers.last
-        results: list[Event | None] = []
-        for entry, rows in zip(group, found, strict=True):
-            # The rows are copied, because the block reuses their memory before all of them have moved on.
-            entry.advance(None if last else rows.copy(), self._trace.clock - begin)
-            if last:
-                results.append(self._result(entry, rows))
-        end = self._trace.clock
+        # The rows are copied, because the block reuses their memory before they have moved on.
+        entry.advance(None if last else rows.copy(), self._trace.clock - begin)
+        result = self._result(entry, rows) if last else None
         with self._changed:
-            self._trace.record("compute", group[0].batch.number, begin, end)
-        for entry, result in zip(group, results, strict=False):
+            self._trace.record("compute", batch.number, begin, self._trace.clock)
+        if last:
             self._remove(entry, result)
 
     def _remove(self, entry: InFlight, event: Event | None) -> None:

@@ -46,7 +46,7 @@ def write_work(work: messages.StageSpec) -> pb.Prepare:
         protocol=PROTOCOL, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start,
         last=work.layers.last, parameters=work.n_params, reproducible=work.reproducible,
         layers=work.n_layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
-        half=work.half, version=VERSION, stages=work.stages, pieces=write_pieces(work.pieces),
+        half=work.half, version=VERSION, pieces=write_pieces(work.pieces),
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def read_work(message: pb.Prepare) -> messages.StageSpec:
         codec.refuse(f"The request for {message.sessions} sessions of {message.context} positions is invalid.")
     return messages.StageSpec(
         message.model.hex(), message.name[:_MAX_TEXT], LayerRange(message.first, message.last + 1), message.layers,
-        message.n_embd, message.n_vocab, message.context, message.sessions, message.half, max(1, message.stages),
+        message.n_embd, message.n_vocab, message.context, message.sessions, message.half,
         read_pieces(message.pieces), message.parameters, message.reproducible,
     )  # fmt: skip
 

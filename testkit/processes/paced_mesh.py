@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from edgellm.engine import Block, BlockRows, ContextSpec, Floats, Model
+from edgellm.engine import Block, ContextSpec, Floats, Ids, Model
 from edgellm.mesh import stage, weight_cache
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.storage import layer_pieces as manifest
@@ -53,11 +53,11 @@ class PacedBlock(Block):
         self._pace, self._layers = pace, model.n_layer
         super().__init__(model, spec, **options)
 
-    def forward_together(self, passages: Sequence[BlockRows]) -> list[Floats]:
-        """See `Block.forward_together`."""
+    def forward(self, given: Ids | Floats, **place: Any) -> Floats:
+        """See `Block.forward`."""
         with _processor:
-            end = time.perf_counter() + self._pace.of_pass(self._layers, sum(len(one.data) for one in passages))
-            found = super().forward_together(passages)
+            end = time.perf_counter() + self._pace.of_pass(self._layers, len(given))
+            found = super().forward(given, **place)
             time.sleep(max(0.0, end - time.perf_counter()))
         return found
 

@@ -2,15 +2,16 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edgellm.coldstart import costs
 from edgellm.coldstart.costs import LayersOnDevice, ModelCosts, TransformerShape
-from edgellm.engine import Block, BlockRows, ContextSpec, Floats, Ids
+from edgellm.engine import Block, ContextSpec, Floats, Ids
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh, check_shares
@@ -133,13 +134,13 @@ def test_who_leaves_does_not_wait_for_the_stages_and_the_next_reply_is_as_ever(
     home: Home, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_again = threading.Event()
-    forward = Block.forward_together
+    forward = Block.forward
 
-    def slow(self: Block, passages: Sequence[BlockRows]) -> list[Floats]:
+    def slow(self: Block, given: Ids | Floats, **place: Any) -> Floats:
         assert open_again.wait(60)
-        return forward(self, passages)
+        return forward(self, given, **place)
 
-    monkeypatch.setattr(Block, "forward_together", slow)
+    monkeypatch.setattr(Block, "forward", slow)
     session = home.verifier.open(GenerationState(should_stop=lambda: True))
     with pytest.raises(Stopped):
         session.wait(session.submit(PROMPT, NOTHING))

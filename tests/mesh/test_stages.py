@@ -27,21 +27,20 @@ from tests.verifier.asking import judged
 CLOSE = 1e-4
 
 
-def opened(cut: Cut, n: int, **changes: object) -> Pipeline:
+def opened(cut: Cut, n: int) -> Pipeline:
     shares = even(cut.work, [f"device {at}" for at in range(n)])
-    work = replace(cut.work, **changes)  # type: ignore[arg-type]
     stages: list[tuple[StageHost, StageSpec]] = [
-        (LocalStageHost(share.name, WeightCache(cut.layers)), replace(work, layers=share.layers)) for share in shares
+        (LocalStageHost(share.name, WeightCache(cut.layers)), replace(cut.work, layers=share.layers))
+        for share in shares
     ]
     return Pipeline(stages)
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
-def test_logits_are_those_of_the_whole_model(cuts: dict[str, Cut], name: str, n: int) -> None:
-    cut = cuts[name]
-    whole, pipeline = Whole(cut.path), opened(cut, n)
-    ids = some_ids(80, 390)
+def test_logits_are_those_of_the_whole_model(verifier_cut: Cut, whole: Whole, n: int) -> None:
+    pipeline = opened(verifier_cut, n)
+    whole.context.clear()
+    ids = some_ids(80, 2000)
     expected = whole.context.decode(ids[:40], outputs=8)
     assert np.abs(logits_of(pipeline, 0, 0, ids[:40], 8, rows=16) - expected).max() < CLOSE
     for at in range(40, 80):
@@ -51,26 +50,6 @@ def test_logits_are_those_of_the_whole_model(cuts: dict[str, Cut], name: str, n:
     other = ids[::-1][:7].copy()
     expected = whole.context.decode(other, outputs=7)
     assert np.abs(logits_of(pipeline, 0, 60, other, 7) - expected).max() < CLOSE
-    pipeline.close()
-    whole.close()
-
-
-def test_sessions_do_not_see_each_other(verifier_cut: Cut, whole: Whole) -> None:
-    pipeline = opened(verifier_cut, 2)
-    texts = [some_ids(30, 2000, seed) for seed in (1, 2)]
-    asked = [
-        [
-            pipeline.ask(host, at, text[at : at + 5], judged(NOTHING, GREEDY, at + 5, logits=True))
-            for at in range(0, 30, 5)
-        ]
-        for host, text in enumerate(texts)
-    ]
-    for text, futures in zip(texts, asked, strict=True):
-        whole.context.clear()
-        for at, future in enumerate(futures):
-            found = future.result(60).logits
-            assert found is not None
-            assert np.abs(found - whole.context.decode(text[5 * at : 5 * at + 5])).max() < CLOSE
     pipeline.close()
 
 
@@ -147,7 +126,6 @@ def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_pa
     whole.context.clear()
     assert np.abs(logits_of(pipeline, 0, 0, ids, 1) - whole.context.decode(ids)).max() < CLOSE
     assert [record.loaded for record in pipeline.records] == [4, 8]
-    assert [record.work.stages for record in pipeline.records] == [2, 2]
     assert warm(cache, work.model) == set(range(12))
     pipeline.close()
     with pytest.raises(
@@ -193,13 +171,13 @@ def test_what_fails_fails_the_question_that_it_belongs_to_and_no_other(verifier_
     pipeline.close()
 
 
-@pytest.mark.parametrize(("where", "name"), [(Block, "forward_together"), (WeightCache, "acquire")])
+@pytest.mark.parametrize(("where", "name"), [(Block, "forward"), (WeightCache, "acquire")])
 def test_an_error_of_python_ends_the_stage_and_not_its_thread_alone(
     verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch, where: type, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the thread that loads, and in the one that computes."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **_more: object) -> None:
         raise KeyError("a bug")
 
     monkeypatch.setattr(where, name, fail)

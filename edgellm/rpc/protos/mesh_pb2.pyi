@@ -75,7 +75,7 @@ class Report(_message.Message):
     def __init__(self, working: _Optional[_Union[_edgellm_pb2.Working, _Mapping]] = ..., loaded: _Optional[_Union[StageLoaded, _Mapping]] = ..., onward: _Optional[_Union[MeshParcel, _Mapping]] = ..., answer: _Optional[_Union[StageAnswer, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "half", "version", "pieces", "parameters", "reproducible", "stages")
+    __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "half", "version", "pieces", "parameters", "reproducible")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -91,7 +91,6 @@ class Prepare(_message.Message):
     PIECES_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REPRODUCIBLE_FIELD_NUMBER: _ClassVar[int]
-    STAGES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     model: bytes
     name: str
@@ -107,8 +106,7 @@ class Prepare(_message.Message):
     pieces: _containers.RepeatedCompositeFieldContainer[_layers_pb2.Piece]
     parameters: int
     reproducible: bool
-    stages: int
-    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., name: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., layers: _Optional[int] = ..., n_embd: _Optional[int] = ..., n_vocab: _Optional[int] = ..., context: _Optional[int] = ..., sessions: _Optional[int] = ..., half: _Optional[bool] = ..., version: _Optional[str] = ..., pieces: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., parameters: _Optional[int] = ..., reproducible: _Optional[bool] = ..., stages: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., name: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., layers: _Optional[int] = ..., n_embd: _Optional[int] = ..., n_vocab: _Optional[int] = ..., context: _Optional[int] = ..., sessions: _Optional[int] = ..., half: _Optional[bool] = ..., version: _Optional[str] = ..., pieces: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., parameters: _Optional[int] = ..., reproducible: _Optional[bool] = ...) -> None: ...
 
 class MeshParcel(_message.Message):
     __slots__ = ("session", "number", "start", "ids", "rows", "wide", "ask", "sampling", "logits")
