@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor, Method
 from edgellm.rpc.trust.trust import Right
-from edgellm.services.server.listener import Notify, Service, Stream, in_thread
+from edgellm.services.server.listener import Notify, Service, Stream, in_thread, next_message
 from edgellm.storage.layer_pieces import IncomingPiece
 from edgellm.storage.layer_store import OWN, LayerStore
 
@@ -26,15 +27,6 @@ DRAIN_SECONDS = 5.0  # time for which a refused stream is still read
 Measurer = Callable[[Blocks, float, Callable[[str], None]], DeviceFigures]
 """Measures this device with the given layers, unless its last figures are at most that many seconds old; reports its
 progress to the callback."""
-
-
-class _Upload:
-    """A stream that brings pieces. It ends when the same device opens another."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.superseded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.ended = asyncio.Event()
 
 
 class LayerService(Service):
@@ -50,7 +42,8 @@ class LayerService(Service):
         """Without a `measurer` this device cannot be measured."""
         super().__init__(notify, guard)
         self._store, self._measurer = store, measurer
-        self._uploads: dict[str, _Upload] = {}
+        self._uploads: dict[str, asyncio.Future[None]] = {}
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._measuring = asyncio.Lock()
 
     def right_for(self, call: Method) -> Right:
@@ -67,26 +60,31 @@ class LayerService(Service):
         return pb.CleanReply(**asdict(removed))
 
     async def put(self, _frames: Any, stream: Stream) -> None:
-        upload = _Upload(self.owner(stream))
-        earlier = self._uploads.get(upload.device)
-        self._uploads[upload.device] = upload
+        """Take pieces, until the same device opens another upload."""
+        owner = self.owner(stream)
+        if (earlier := self._uploads.get(owner)) is not None:
+            earlier.cancel()
+        receiving = self._uploads[owner] = asyncio.ensure_future(self._in_turn(stream, owner))
         try:
-            if earlier is not None:
-                if not earlier.superseded.done():
-                    earlier.superseded.set_result(None)
-                await earlier.ended.wait()
-            await self._receive(stream, upload)
-        except EdgeError as error:
-            upload.ended.set()
-            await _refuse(stream, error)
-            raise
+            return await receiving
+        except asyncio.CancelledError:
+            if self._uploads.get(owner) is receiving:  # the device has left
+                raise
+            error: EdgeError = StoreBusy("The same device has opened another upload.", "Wait until that one has ended.")
+        except EdgeError as failure:
+            error = failure
         finally:
-            upload.ended.set()
-            if self._uploads.get(upload.device) is upload:
-                del self._uploads[upload.device]
+            if self._uploads.get(owner) is receiving:
+                del self._uploads[owner]
+        await _refuse(stream, error)
+        raise error
 
-    async def _receive(self, stream: Stream, upload: _Upload) -> None:
-        first = await _next(stream, upload)
+    async def _in_turn(self, stream: Stream, owner: str) -> None:
+        async with self._turns[owner]:
+            await self._receive(stream, owner)
+
+    async def _receive(self, stream: Stream, owner: str) -> None:
+        first = await _next(stream)
         if first.WhichOneof("frame") != "wanted":
             raise ProtocolError("The first frame is not Wanted.", SAME_VERSION)
         check_version(first.wanted.protocol, "the other device")
@@ -94,11 +92,11 @@ class LayerService(Service):
         indices = read_places(first.wanted.pieces, manifest)
         pieces = [manifest.pieces[index] for index in indices]
         with ExitStack() as held:
-            reserving = self._store.receiving(manifest, pieces, upload.device)
+            reserving = self._store.receiving(manifest, pieces, owner)
             receiving = await in_thread(partial(held.enter_context, reserving))
             arrivals = [
                 pb.Arrived(
-                    piece=index, size=self._store.arrived(piece, upload.device),
+                    piece=index, size=self._store.arrived(piece, owner),
                     whole=self._store.find(piece) is not None,
                 )
                 for index, piece in zip(indices, pieces, strict=True)
@@ -108,26 +106,8 @@ class LayerService(Service):
                 if not arrival.whole:
                     piece = manifest.pieces[arrival.piece]
                     with await in_thread(partial(receiving, piece), partial(_beat, stream)) as incoming:
-                        await self._fill(stream, upload, arrival.piece, incoming)
+                        await _fill(stream, arrival.piece, incoming)
         self._notify(f"{len(indices)} pieces of {manifest.name} are complete.")
-
-    async def _fill(self, stream: Stream, upload: _Upload, index: int, incoming: IncomingPiece) -> None:
-        await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size))
-        while incoming.size < incoming.piece.size:
-            frame = await _next(stream, upload)
-            portion = frame.portion
-            if frame.WhichOneof("frame") != "portion" or portion.piece != index or portion.offset != incoming.size:
-                raise ProtocolError(
-                    f"Expected a portion of piece {index} at {incoming.size}, but received piece {portion.piece} at"
-                    f" {portion.offset}.", SAME_VERSION
-                )  # fmt: skip
-            if not 0 < len(portion.data) <= WINDOW:
-                raise ProtocolError(f"A portion has {len(portion.data)} bytes; {WINDOW} are allowed.", SAME_VERSION)
-            await in_thread(partial(incoming.append, portion.data))
-            if incoming.size < incoming.piece.size:
-                await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size))
-        await in_thread(incoming.finish, partial(_beat, stream))
-        await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size, whole=True))
 
     async def measure(self, data: bytes, stream: Stream) -> None:
         """Measure this device in a thread, and send heartbeats meanwhile. Send the figures last."""
@@ -180,19 +160,31 @@ async def _refuse(stream: Stream, error: EdgeError) -> None:
                 pass
 
 
-async def _next(stream: Stream, upload: _Upload) -> pb.PutFrame:
-    reading: asyncio.Future[Any] = asyncio.ensure_future(stream.read())
+async def _fill(stream: Stream, index: int, incoming: IncomingPiece) -> None:
+    await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size))
+    while incoming.size < incoming.piece.size:
+        frame = await _next(stream)
+        portion = frame.portion
+        if frame.WhichOneof("frame") != "portion" or portion.piece != index or portion.offset != incoming.size:
+            raise ProtocolError(
+                f"Expected a portion of piece {index} at {incoming.size}, but received piece {portion.piece} at"
+                f" {portion.offset}.", SAME_VERSION
+            )  # fmt: skip
+        if not 0 < len(portion.data) <= WINDOW:
+            raise ProtocolError(f"A portion has {len(portion.data)} bytes; {WINDOW} are allowed.", SAME_VERSION)
+        await in_thread(partial(incoming.append, portion.data))
+        if incoming.size < incoming.piece.size:
+            await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size))
+    await in_thread(incoming.finish, partial(_beat, stream))
+    await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size, whole=True))
+
+
+async def _next(stream: Stream) -> pb.PutFrame:
     try:
-        done, _ = await asyncio.wait(
-            {reading, upload.superseded}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-        )
-        if upload.superseded in done:
-            raise StoreBusy("The same device has opened another upload.", "Wait until that one has ended.")
-        if not done:
-            raise DeviceLost(f"No portion has arrived for {SILENT_SECONDS:g} seconds.", "Start the upload again.")
-        data = reading.result()
-    finally:
-        reading.cancel()
-    if not isinstance(data, bytes):
+        async with asyncio.timeout(SILENT_SECONDS):
+            frame = await next_message(stream, pb.PutFrame)
+    except TimeoutError:
+        raise DeviceLost(f"No portion has arrived for {SILENT_SECONDS:g} seconds.", "Start the upload again.") from None
+    if frame is None:
         raise ProtocolError("The upload ended before every piece was complete.", "Start the upload again.")
-    return parse_message(pb.PutFrame, data)
+    return frame

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from edgellm.engine.native import VERSION
@@ -28,27 +27,6 @@ class StageEnded(EdgeError):
     """A stage ends because it is not used; its device is not at fault."""
 
     rpc_status = "ABORTED"
-
-
-@dataclass(slots=True, eq=False)
-class _ServedStage:
-    """A stage, the events that wait for its coordinator, and the lock of the stream to it: gRPC writes one message at a
-    time."""
-
-    stage: Stage
-    out: asyncio.Queue[Event]
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def report(self, stream: listener.Stream, report: pb.Report) -> None:
-        async with self.writing:
-            await listener.write_in_time(stream, report)
-
-    def put(self, message: pb.MeshParcel) -> None:
-        """Queue a micro-batch. An invalid one fails alone, because the stage has other sessions."""
-        try:
-            self.stage.put(mesh_codec.read_micro_batch(message, self.stage.work))
-        except EdgeError as error:
-            self.out.put_nowait(Failed(message.number, error))
 
 
 class WorkerService(listener.Service):
@@ -101,7 +79,7 @@ class WorkerService(listener.Service):
         if first is None or first.WhichOneof("order") != "prepare":
             raise ProtocolError("The first order is not Prepare.", SAME_VERSION)
         work, loop = mesh_codec.read_work(first.prepare), asyncio.get_running_loop()
-        out: asyncio.Queue[Event] = asyncio.Queue()
+        out: asyncio.Queue[Event | pb.Report] = asyncio.Queue()
 
         def post(event: Event) -> None:
             with suppress(RuntimeError):  # the loop has ended with the process
@@ -109,37 +87,44 @@ class WorkerService(listener.Service):
 
         what = f"{work.layers.named} of {work.name}"
         stage = await listener.in_thread(lambda: self._stage(work, post), undo=lambda made: made.close())
-        served = _ServedStage(stage, out)
         try:
             self._notify(f"Loading {what} for {stream.peer()}.")
             stage.start()
-            await first_of(self._orders(served, stream), self._reports(served, stream), self._beats(served, stream))
+            await first_of(_follow(stage, out, stream), _report(work, out, stream), self._beats(stage, out))
         finally:
             await self.released(what, stage.close)
 
-    async def _orders(self, served: _ServedStage, stream: listener.Stream) -> None:
-        while (order := await listener.next_message(stream, pb.Order)) is not None:
-            match order.WhichOneof("order"):
-                case "parcel":
-                    served.put(order.parcel)
-                case "tell":
-                    served.stage.trace()
-                case "waiting":
-                    served.stage.touch()
-                case _:
-                    raise ProtocolError("The stage was prepared twice, or an order is empty.", SAME_VERSION)
-
-    async def _reports(self, served: _ServedStage, stream: listener.Stream) -> None:
-        """Send the stage's events."""
-        half = served.stage.work.half
-        while True:
-            await served.report(stream, mesh_codec.write_event(await served.out.get(), half))
-
-    async def _beats(self, served: _ServedStage, stream: listener.Stream) -> None:
-        """Send heartbeats, as long as the stage is used."""
-        while served.stage.idle <= self._cache.keep:
-            await served.report(stream, mesh_codec.write_working(served.stage.progress))
-            if served.stage.idle <= 2 * HEARTBEAT_SECONDS:
+    async def _beats(self, stage: Stage, out: "asyncio.Queue[Event | pb.Report]") -> None:
+        """Have heartbeats sent, as long as the stage is used."""
+        while stage.idle <= self._cache.keep:
+            out.put_nowait(mesh_codec.write_working(stage.progress))
+            if stage.idle <= 2 * HEARTBEAT_SECONDS:
                 AWAKE.touch()
             await asyncio.sleep(HEARTBEAT_SECONDS)
         raise StageEnded(f"There was no request for {self._cache.keep:g} seconds.", "Prepare the stage again.")
+
+
+async def _follow(stage: Stage, out: "asyncio.Queue[Event | pb.Report]", stream: listener.Stream) -> None:
+    """Follow the orders. An invalid micro-batch fails alone, because the stage has other sessions."""
+    while (order := await listener.next_message(stream, pb.Order)) is not None:
+        match order.WhichOneof("order"):
+            case "parcel":
+                try:
+                    stage.put(mesh_codec.read_micro_batch(order.parcel, stage.work))
+                except EdgeError as error:
+                    out.put_nowait(Failed(order.parcel.number, error))
+            case "tell":
+                stage.trace()
+            case "waiting":
+                stage.touch()
+            case _:
+                raise ProtocolError("The stage was prepared twice, or an order is empty.", SAME_VERSION)
+
+
+async def _report(work: StageSpec, out: "asyncio.Queue[Event | pb.Report]", stream: listener.Stream) -> None:
+    """Send the stage's events and heartbeats, one at a time, as gRPC wants them."""
+    while True:
+        one = await out.get()
+        await listener.write_in_time(
+            stream, one if isinstance(one, pb.Report) else mesh_codec.write_event(one, work.half)
+        )
