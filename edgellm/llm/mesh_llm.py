@@ -227,8 +227,7 @@ class MeshOptions:
     """The settings of a mesh. The layers follow `split`, or else the placement `placed` (`edgellm.llm.mesh_llm`).
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `half`: rows are
-    sent as 16-bit floats. With `rests`, the model may move after a reply to where the next reply is fastest.
-    `text`: the model's tokeniser, if it is open.
+    sent as 16-bit floats. `text`: the model's tokeniser, if it is open.
     """
 
     split: str | None = None
@@ -237,7 +236,6 @@ class MeshOptions:
     context: int | None = None
     sessions: int = SESSIONS
     half: bool = False
-    rests: bool = False
     text: Model | None = None
 
 
@@ -314,7 +312,7 @@ def open_mesh(
         mesh = Mesh(devices, shares, work, model, links=links, overhead=overhead, notify=notify)
         engine.own(mesh)
         mesh.pipeline()
-        mesh.move(following, phases.rest if phases is not None and options.rests else ())
+        mesh.move(following, () if phases is None else phases.rest)
         text = engine.own(options.text or open_text(file))
         own = next((share for share in shares if share.name == HERE), None)
         rows = min(tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work))

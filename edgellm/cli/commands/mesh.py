@@ -192,7 +192,7 @@ def over_devices(
     elif split == AUTO:
         split, stages, over_rpc = _placed(models, file, workload, over_rpc=choice.over_rpc, explain=explain)
     config = EngineConfig(models.draft, hardware=own, draft_hardware=hardware.of(options.DRAFT), history=history)
-    wanted = MeshOptions(split, stages, models.peer, own.n_ctx, sessions, models.f16, rests=True, text=text)
+    wanted = MeshOptions(split, stages, models.peer, own.n_ctx, sessions, models.f16, text=text)
     if choice.over_rpc:
         open_over_rpc = part_of("rpc", "opening").open_over_rpc
         with ProgressBar() as loading:
