@@ -59,7 +59,10 @@ async def test_a_device_says_what_it_has_measured(store: LayerStore, monkeypatch
 
 def test_figures_that_cannot_be_are_not_believed() -> None:
     assert read_figures(write_figures(FIGURES)) == FIGURES
-    changes: tuple[dict[str, Any], ...] = ({"disk": -1.0}, {"layer": 0}, {"seconds": [1.0]}, {"rows": []})
+    changes: tuple[dict[str, Any], ...] = (
+        {"disk": -1.0}, {"disk": 0.0}, {"disk": float("inf")}, {"layer": 0}, {"seconds": [1.0]}, {"rows": []},
+        {"rows": [0, 8]}, {"seconds": [1.0, float("nan")]}, {"seconds": [0.0, 1.0]},
+    )  # fmt: skip
     for change in changes:
         said = write_figures(FIGURES)
         for key, value in change.items():

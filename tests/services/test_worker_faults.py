@@ -3,9 +3,6 @@
 import asyncio
 import queue
 import socket
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import pytest
 from edgellm.cli.server_options import WorkerOptions
 from edgellm.cli.serving import start_worker
 from edgellm.engine import ModelFile, check_gguf
-from edgellm.errors import DeviceLost, EdgeError, MemoryShort, MeshBroken
+from edgellm.errors import DeviceLost, MemoryShort, MeshBroken
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
@@ -25,7 +22,6 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.link import Endpoint, Timing
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.services.server import listener
@@ -143,32 +139,6 @@ def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifi
         assert says in frames(address, order), says
     assert "prepared twice" in frames(address, changed(), changed())
     assert frames(address, changed()).startswith("OK")
-
-
-@pytest.fixture
-def paired_worker(host: Trust, guest: Trust, verifier_cut: Cut) -> Iterator[WorkerServer]:
-    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, trust=host) as worker:
-        yield worker
-
-
-def test_over_a_link_only_who_may_compute_is_answered(
-    host: Trust, guest: Trust, paired_worker: WorkerServer, verifier_cut: Cut, whole: Whole
-) -> None:
-    member = RemoteDevice(Endpoint("host", paired_worker.address, guest))
-    host.peers.grant(guest.identity.id, [Right.COMPUTE])
-    with replying([member], verifier_cut.work) as (_, session):
-        assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
-        host.peers.revoke(guest.identity.id, [Right.COMPUTE])
-        end = time.monotonic() + 120
-        with suppress(MeshBroken):  # also in the middle of a reply
-            while time.monotonic() < end:
-                session.submit(PROMPT, NOTHING).result()
-                time.sleep(0.05)
-        assert time.monotonic() < end
-    with pytest.raises(DeviceLost, match="no right to compute"):
-        member.describe(verifier_cut.work.model)
-    with pytest.raises(EdgeError):  # nobody who shows no certificate
-        RemoteDevice(Endpoint("host", paired_worker.address)).describe(verifier_cut.work.model)
 
 
 @pytest.mark.parametrize("side", ["edgellm.mesh.stage.Judgement", "edgellm.services.client.stage_client.read_event"])

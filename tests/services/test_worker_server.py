@@ -7,13 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from edgellm.coldstart import costs
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
+from edgellm.mesh.pipeline import Pipeline
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
@@ -47,18 +46,6 @@ def test_workers_hold_a_model_in_order(workers: list[WorkerServer], verifier_cut
     verifier = meshed(workers, verifier_cut.work)
     assert write(asker(verifier.open(GenerationState())), PROMPT, 6) == whole.text(PROMPT, 6)
     verifier.close()
-
-
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_this_process_may_be_a_stage_too(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole, at: int) -> None:
-    work = verifier_cut.work
-    hosts: list[StageHost] = [RemoteDevice(Endpoint(str(at), workers[at].address)).stage_host() for at in range(2)]
-    hosts.insert(at, LocalStageHost("here", WeightCache(verifier_cut.layers)))
-    shares = even(work, ["1", "2", "3"])
-    pipeline = Pipeline([(host, replace(work, layers=s.layers)) for host, s in zip(hosts, shares, strict=True)])
-    whole.context.clear()
-    assert np.abs(logits_of(pipeline, 0, 0, PROMPT, 1, rows=8) - whole.context.decode(PROMPT)).max() < 1e-4
-    pipeline.close()
 
 
 def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer], verifier_cut: Cut) -> None:
