@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from edgellm import system
 from edgellm.errors import EdgeError, StateDamaged, TrustUnusable
@@ -228,15 +228,10 @@ def from_json(kind: type[_T], found: Mapping[str, Any]) -> _T:
     """Return a dataclass from JSON: every field must be present, or have a default, and be of its declared type. Lists
     become tuples; whole numbers may stand for floats. NaN and infinity are refused. Raise TypeError, ValueError or
     LookupError: a field is missing, unknown or of another type; the message says which."""
-    return kind(**fields_from_json(kind, found))
-
-
-def fields_from_json(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass that are in JSON, each checked; some may be missing."""
     hints = get_type_hints(kind)
-    if unknown := set(found) - {one.name for one in fields(kind) if one.init}:
+    if unknown := set(found) - {one.name for one in fields(cast(Any, kind)) if one.init}:
         raise LookupError(f"it has an unknown field {min(unknown)!r}")
-    return {name: _checked_value(hints[name], value, name) for name, value in found.items()}
+    return kind(**{name: _checked_value(hints[name], value, name) for name, value in found.items()})
 
 
 def _checked_value(hint: Any, value: Any, name: str) -> Any:

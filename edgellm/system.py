@@ -29,8 +29,6 @@ NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)
 NOT_BLOCKING: int = getattr(os, "O_NONBLOCK", 0) | BINARY
 """Flags of `os.open`: a pipe is not waited for, and bytes are as they are in the file."""
 NOT_INHERITED: int = getattr(os, "O_CLOEXEC", 0)
-FOLDER: int = getattr(os, "O_DIRECTORY", 0)
-"""A flag of `os.open`: anything but a folder is refused."""
 HAS_MODES = os.name != "nt"
 """True where files have owners and modes; on Windows a user's folders are private by other means."""
 SHARES_CORES = sys.platform == "linux"

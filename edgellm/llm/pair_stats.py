@@ -90,8 +90,7 @@ def expire() -> None:
 
 def kept_bytes() -> int:
     """Return the bytes that all kept data take on the disk."""
-    chats = History().path
-    found = [*chats.parent.glob(f"{chats.name}*"), *(path for paths in _derived().values() for path in paths)]
+    found = [*History().path.glob("*"), *(path for paths in _derived().values() for path in paths)]
     return sum(path.lstat().st_size for path in found)
 
 

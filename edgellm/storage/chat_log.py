@@ -1,4 +1,4 @@
-"""Past conversations, in one private database, and how long they are kept.
+"""Past conversations, a private file each, and how long they are kept.
 
 None of them leave this machine.
 """
@@ -7,15 +7,18 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption, StateDamaged
-from edgellm.state import private_folder, read_state, write_state
-from edgellm.storage.database import PrivateDatabase
+from edgellm.errors import ConversationChanged, ConversationTooLong, HistoryUnusable, InvalidOption, StateDamaged
+from edgellm.state import hold_lock, private_folder, read_json, read_state, system_errors, write_state
 from edgellm.system import data_dir
 
 DEFAULT_AGE = timedelta(days=365)
@@ -27,12 +30,7 @@ MAX_BYTES = 2**20
 """Bytes of a conversation."""
 MAX_CONVERSATIONS = 300
 _ROLES = ("system", "user", "assistant")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # `at` is in microseconds since then
 _ID = re.compile(r"[0-9a-f]{8}")
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS conversation (id TEXT PRIMARY KEY, at INTEGER NOT NULL, turns TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS conversation_age ON conversation (at)
-"""
 
 Turns = tuple[tuple[str, str], ...]
 """Roles and texts, the oldest first."""
@@ -82,14 +80,14 @@ def _question(text: str) -> str:
 class History:
     """The newest `MAX_CONVERSATIONS` past conversations within the retention (`max_age`), in `folder`, which need not
     exist, for any number of processes. Every method raises `HistoryUnusable`, which a chat should show as a notice, and
-    go on."""
+    go on. A file that holds no conversation is passed over."""
 
     folder: Path = field(default_factory=lambda: data_dir() / "history")
 
     @property
     def path(self) -> Path:
-        """Return the file of the database. It need not exist."""
-        return self.folder / "chats.sqlite3"
+        """Return the folder of the conversations, each with its time as the file's. It need not exist."""
+        return self.folder / "chats"
 
     @property
     def on(self) -> bool:
@@ -98,43 +96,41 @@ class History:
 
     def turn_off(self) -> None:
         """Stop every process from adding or reading until `turn_on`. Stored entries stay."""
-        with self._database.errors("turned off"):
+        with system_errors(HistoryUnusable, self.folder, "turned off"):
             write_state(private_folder(self.folder) / "off", "")
 
     def turn_on(self) -> None:
         """Undo `turn_off`."""
-        with self._database.errors("turned on"):
+        with system_errors(HistoryUnusable, self.folder, "turned on"):
             self._off.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove everything, whether the history is on or off. That needs no free space."""
-        self._database.remove()
+        with system_errors(HistoryUnusable, self.path, "removed"):
+            if os.path.lexists(self.path):
+                shutil.rmtree(self.path)
 
     def expire(self) -> None:
         """Remove what is older than the retention, whether the history is on or off."""
-        before, database = oldest(), self._database
-        if not database.is_missing:
-            with database.writing("removed", keep=True) as db:
-                db.remove("conversation WHERE at < ?", _microseconds(before))
-        with database.errors("removed"):
-            for path in self.damaged:
-                if expired(path, before):
-                    path.unlink()
+        if os.path.lexists(self.path):
+            with self._locked("removed"):
+                self._remove_old()
 
     @property
     def damaged(self) -> list[Path]:
-        """Return the damaged databases, which were set aside."""
-        return self._database.aside()
+        """Return the files that hold no conversation."""
+        with system_errors(HistoryUnusable, self.path, "read"):
+            return [path for path in self._files() if _read(path) is None]
 
     def all(self) -> list[Conversation]:
         """Return all conversations, the newest first."""
-        return list(self._found("1"))
+        return list(self._found())
 
     def recent(self, limit_bytes: int = MAX_BYTES) -> list[tuple[str, str]]:
         """Return the newest questions with their replies, oldest first, that take at most `limit_bytes` of UTF-8
         together. Empty while the history is off."""
         found = list[tuple[str, str]]()
-        for question, reply in (pair for one in self._found("1") for pair in reversed(one.replies)) if self.on else ():
+        for question, reply in (pair for one in self._found() for pair in reversed(one.replies)) if self.on else ():
             limit_bytes -= len(question.encode()) + len(reply.encode())
             if limit_bytes < 0:
                 break
@@ -143,7 +139,7 @@ class History:
 
     def find(self, beginning: str) -> Conversation:
         """Return the conversation whose ID begins with `beginning`."""
-        found = [one for one in self.all() if beginning and one.id.startswith(beginning.lower())]
+        found = list(self._found(beginning.lower())) if beginning else []
         if len(found) != 1:
             what = "There is no conversation" if not found else f"There are {len(found)} conversations"
             raise InvalidOption(f"{what} whose ID begins with {beginning!r}.", "List them: edgellm conversations")
@@ -151,87 +147,99 @@ class History:
 
     def latest(self) -> Conversation:
         """Return the conversation that was last added to. Raise InvalidOption if there is none, or nothing is read."""
-        if self.on and (found := self.all()):
-            return found[0]
+        if self.on and (found := next(self._found(), None)):
+            return found
         raise InvalidOption("There is no conversation to continue.", "Start one: edgellm chat; the history must be on.")
 
     def get(self, conversation_id: str) -> Conversation | None:
         """Return the conversation with this whole ID, None if there is none."""
-        return next(self._found("id = ?", conversation_id), None)
+        return next((one for one in self._found(conversation_id) if one.id == conversation_id), None)
 
     def save(self, conversation: Conversation, *, replaces: datetime | None = None) -> None:
         """Write a conversation over its earlier state, which has to be that of the time `replaces`, if given. While the
         history is off, do nothing."""
         if not self.on:
             return
-        found = {"turns": conversation.turns, "name": conversation.name, "page": conversation.page}
+        found = {"when": conversation.when.isoformat(), "turns": conversation.turns, "name": conversation.name,
+                 "page": conversation.page}  # fmt: skip
         text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
         if len(text) > MAX_BYTES:
             raise ConversationTooLong(
                 f"This conversation has {len(text)} bytes; at most {MAX_BYTES} can be stored.", "Start a new one."
             )
-        before = _microseconds(oldest())
-        with self._database.writing() as db:
+        with self._locked("written"):
             if not self.on:  # the history may have been turned off meanwhile
                 return
             if replaces is not None:
-                found = db.execute("SELECT at FROM conversation WHERE id = ?", (conversation.id,)).fetchone()
-                if found != (_microseconds(replaces),):
-                    what = "was removed" if found is None else "was changed"
+                before = self.get(conversation.id)
+                if before is None or before.when != replaces:
+                    what = "was removed" if before is None else "was changed"
                     raise ConversationChanged(f"This conversation {what} meanwhile.", "Read it again.")
-            values = (conversation.id, _microseconds(conversation.when), text.decode())
-            db.execute("INSERT OR REPLACE INTO conversation VALUES (?, ?, ?)", values)
-            db.remove("conversation WHERE at < ?", before)
-            newest = "SELECT id FROM conversation ORDER BY at DESC LIMIT ?"
-            db.remove(f"conversation WHERE id NOT IN ({newest})", MAX_CONVERSATIONS)
+            write_state(path := self._file(conversation), text, durable=True)
+            os.utime(path, (max(0.0, conversation.when.timestamp()),) * 2)
+            self._remove_old()
 
     def remove(self, conversation: Conversation) -> None:
         """Remove a conversation, if it is there, and all kept prompts, which may have its words."""
         from edgellm.storage.saved_prompts import remove_prompts  # the module imports the engine, which is slow
 
         remove_prompts()
-        with self._database.writing() as db:
-            db.remove("conversation WHERE id = ?", conversation.id)
+        with system_errors(HistoryUnusable, self.path, "removed"):
+            self._file(conversation).unlink(missing_ok=True)
 
-    def _found(self, condition: str, *values: object) -> Iterator[Conversation]:
-        """Yield the conversations in the database with this condition, the newest first, without damaged ones."""
-        rows = f"SELECT * FROM conversation WHERE at >= ? AND {condition} ORDER BY at DESC LIMIT ?"  # noqa: S608
-        before = _microseconds(oldest())
-        with self._database.reading() as db:
-            for row in db.execute(rows, (before, *values, MAX_CONVERSATIONS)):
-                if (conversation := _conversation(*row)) is not None:
-                    yield conversation
+    def _found(self, beginning: str = "") -> Iterator[Conversation]:
+        """Yield the conversations within the retention whose IDs begin so, the newest first."""
+        before = oldest()
+        with system_errors(HistoryUnusable, self.path, "read"):
+            for path in self._files():
+                if path.name.startswith(beginning) and (one := _read(path)) is not None and one.when >= before:
+                    yield one
+
+    def _files(self) -> list[Path]:
+        """Return the files in the folder, the newest first; close it to other users."""
+        found = list[tuple[float, Path]]()
+        if os.path.lexists(self.folder):
+            for path in private_folder(private_folder(self.folder) / self.path.name).iterdir():
+                with suppress(FileNotFoundError):  # another process has removed it
+                    found.append((path.lstat().st_mtime, path))
+        return [path for _, path in sorted(found, reverse=True)]
+
+    def _remove_old(self) -> None:
+        """Remove the files that are too old or too many, with the lock held."""
+        before = oldest()
+        for number, path in enumerate(self._files()):
+            if number >= MAX_CONVERSATIONS or expired(path, before):
+                with suppress(OSError):  # it is a folder, and no file of ours
+                    path.unlink()
+
+    def _file(self, conversation: Conversation) -> Path:
+        return self.path / f"{conversation.id}.json"
 
     @property
     def _off(self) -> Path:
         return self.folder / "off"
 
-    @property
-    def _database(self) -> PrivateDatabase:
-        return PrivateDatabase(self.path, _SCHEMA, 1)
+    @contextmanager
+    def _locked(self, action: str) -> Iterator[None]:
+        """Hold off other processes that change files. The conversations cannot be `action` in errors."""
+        with system_errors(HistoryUnusable, self.path, action), hold_lock(private_folder(self.folder) / "lock"):
+            yield
 
 
-def _conversation(number: bytes, at: int, turns: bytes) -> Conversation | None:
-    try:
-        when, found, conversation_id = _time(at), json.loads(turns.decode()), number.decode()
-        read = tuple((str(role), str(text)) for role, text in found["turns"])
-        name, page = str(found["name"]), str(found["page"])
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return None
-    if when is None or not _ID.fullmatch(conversation_id) or not all(role in _ROLES for role, _ in read):
-        return None
-    return Conversation(conversation_id, when, read, name, page)
+def _read(path: Path) -> Conversation | None:
+    """Return the conversation in a file; None where it holds none."""
+    with suppress(StateDamaged):
+        return read_json(path, partial(_conversation, path.stem), MAX_BYTES)
+    return None
 
 
-def _time(at: int | None) -> datetime | None:
-    try:
-        return None if at is None else _EPOCH + timedelta(microseconds=at)
-    except (TypeError, OverflowError):
-        return None
-
-
-def _microseconds(when: datetime) -> int:
-    return (when - _EPOCH) // timedelta(microseconds=1)
+def _conversation(conversation_id: str, found: Any) -> Conversation:
+    """Return a conversation from JSON. Raise any of `state.MALFORMED` for JSON of another form."""
+    turns = tuple((str(role), str(text)) for role, text in found["turns"])
+    if not _ID.fullmatch(conversation_id) or not all(role in _ROLES for role, _ in turns):
+        raise ValueError("it is no conversation")
+    when = datetime.fromisoformat(found["when"]).astimezone(UTC)
+    return Conversation(conversation_id, when, turns, str(found["name"]), str(found["page"]))
 
 
 def parse_age(text: str) -> timedelta | None:

@@ -1,10 +1,11 @@
 """A hub on loopback, and a cache and a history of its own for each test."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from edgellm.storage import History, database
+from edgellm.storage import History
 from edgellm.storage.layer_pieces import Manifest
 from edgellm.storage.layer_store import LayerStore
 from tests.storage.hub import cache, hub
@@ -16,7 +17,7 @@ __all__ = ["cache", "history", "hub"]
 @pytest.fixture(autouse=True)
 def _no_power_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing waits for no disk: only a power failure would tell the difference."""
-    monkeypatch.setattr(database, "SETTINGS", (*database.SETTINGS, "synchronous = OFF"))
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture

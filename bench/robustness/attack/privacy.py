@@ -6,7 +6,6 @@ import pty
 import re
 import secrets
 import select
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,7 @@ import termios
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -27,7 +26,6 @@ from edgellm.http.server import HttpServer
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Right, Trust
-from edgellm.storage import History
 from testkit import ROOT
 from testkit.processes.http_server import serving
 
@@ -124,9 +122,6 @@ def typed_text(quick: bool) -> Found:
 def _set_back(home: Path) -> None:
     """Make everything in a home look as if it had been written two years ago."""
     two_years = 2 * 366 * 86_400
-    with closing(sqlite3.connect(History(home / "data" / "history").path)) as db:
-        db.execute("UPDATE conversation SET at = at - ?", (two_years * 10**6,))
-        db.commit()
     for path in home.rglob("*"):
         os.utime(path, (time.time() - two_years,) * 2)
 

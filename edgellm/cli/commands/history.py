@@ -82,6 +82,8 @@ def _show(store: History, as_json: bool) -> None:
     begin, end = (f"{when:%Y-%m-%d %H:%M} UTC" if when else "-" for when in (first, last))
     rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", size(taken))]
     ui.out().print(ui.facts([*rows, ("from", begin), ("to", end), ("path", ui.one_line(str(store.path)))]))
+    for path in store.damaged:
+        ui.say(f"{ui.one_line(str(path))} holds no conversation, and is not read.")
 
 
 def conversations(

@@ -102,9 +102,9 @@ def _load_first() -> None:
 OWN = (
     Own("settings", "config/config.toml", ("config", "show"), users=True),
     Own("settings, for a chat", "config/config.toml", ("ls",), users=True),
-    Own("chats", "data/history/chats.sqlite3", ("history", "show"), users=True),
-    Own("chats, for a chat", "data/history/chats.sqlite3", ASK, users=True),
-    Own("chats, to go on", "data/history/chats.sqlite3", (*ASK, "-c"), users=True),
+    Own("chats", "data/history/chats/00000000.json", ("history", "show"), users=True),
+    Own("chats, for a chat", "data/history/chats/00000000.json", ASK, users=True),
+    Own("chats, to go on", "data/history/chats/00000000.json", (*ASK, "-c"), users=True),
     Own("greatest age", "data/history/max-age", ("history", "keep")),
     Own("profile", "data/profiles/*.json", (*ASK, "--budget", "0.2"), users=True),
     Own("first replies", "data/profiles/*.first.json", _load_first),
