@@ -12,15 +12,15 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from edgellm.engine import ToolCall
 from edgellm.llm.tools.values import (
     ANYTHING,
-    CALL_END,
-    LooseReader,
     Schema,
     Tool,
+    literal,
     read_json,
     read_loose,
     typed,
@@ -46,98 +46,50 @@ def made(name: str, arguments: Mapping[str, Any]) -> ToolCall | None:
         return None
 
 
-_First: TypeAlias = tuple[ToolCall | None, str] | None
-"""The first call of a text, if it is one, and the rest of the text."""
+CLOSED = re.compile(
+    r"(?:\s*(?:</tool_call>|<tool_call\|>|<\|call\|>|<\|end\|>|```|<｜tool▁call▁end｜>|<｜tool▁calls▁end｜>|[;\]]))*\s*"
+)
+"""The markup behind a call, of any family."""
+
+_Read: TypeAlias = Callable[[str, Schema, bool], tuple[Any, int]]
+"""A reader of the value at the beginning of a text, and its end, by the schema of a function's parameters. The flag
+tells that the text has ended."""
 
 
-def _repeated(read: Callable[[str, Mapping[str, Tool], bool], _First]) -> Parse:
-    """Return the reader of the calls that `read` finds one after the other."""
+def _in_json(text: str, _schema: Schema, ended: bool) -> tuple[Any, int]:
+    """Read JSON; once a reply has ended, a value in Python's form counts, too."""
+    try:
+        return read_json(text)
+    except (ValueError, RecursionError):
+        if not ended:
+            raise
+        return read_loose(text)
+
+
+def behind(head: str, read: _Read = _in_json, *, offered: bool = False) -> Parse:
+    """Return the reader of calls that follow `head`, a pattern: if it has the group `name`, an object with the
+    arguments; else an object that describes a call, or a list of these. `offered`: only calls of given tools count."""
+    pattern = re.compile(rf"{CLOSED.pattern}(?:{head})\s*(?=[{{\[])", re.DOTALL)
 
     def parse(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
         calls: list[ToolCall] = []
-        while (found := read(text, tools, ended)) is not None and found[0] is not None:
-            calls.append(found[0])
-            text = found[1]
+        while (found := pattern.match(text)) is not None:
+            name = (found.groupdict().get("name") or "").strip()
+            try:
+                value, end = read(text[found.end() :], Schema.of(tools.get(name)), ended)
+            except (ValueError, RecursionError):
+                break
+            several = value if isinstance(value, list) and not name else [value]
+            described = [one for one in several if isinstance(one, dict)]
+            made_of = [made(name, one) if name else _call(one) for one in described]
+            new = [call for call in made_of if call is not None and (call.name in tools or not offered)]
+            if not new:
+                break
+            calls += new
+            text = CLOSED.sub("", text[found.end() + end :], count=1)
         return calls, text
 
     return parse
-
-
-def headed(head: str) -> Parse:
-    """Return the reader of calls whose arguments follow `head`, a pattern with the name in its first group."""
-    pattern = re.compile(head + r"(?=\s*\{)", re.DOTALL)
-
-    @_repeated
-    def read(text: str, _tools: Mapping[str, Tool], ended: bool) -> _First:
-        if (found := pattern.match(text)) is None or (given := _object(text[found.end() :], ended)) is None:
-            return None
-        return made(found[1].strip(), given[0]), given[1]
-
-    return read
-
-
-@_repeated
-def tagged(text: str, _tools: Mapping[str, Tool], ended: bool) -> _First:
-    """Read a call of Hermes and Qwen: `<tool_call>` around a JSON object."""
-    _, tag, behind = text.partition("<tool_call>")
-    found = _object(behind, ended) if tag else None
-    return None if found is None else (_call(found[0]), found[1])
-
-
-@_repeated
-def bare(text: str, tools: Mapping[str, Tool], ended: bool) -> _First:
-    """Read a call of Llama 3: JSON objects alone, separated by semicolons, perhaps after `<|python_tag|>`."""
-    found = _object(text.lstrip("; \n").removeprefix("<|python_tag|>"), ended)
-    call = None if found is None else _call(found[0])
-    return None if found is None or call is None or call.name not in tools else (call, found[1])
-
-
-_MISTRAL = headed(r"\s*\[TOOL_CALLS\]\s*([^\[\]{]+?)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?")
-
-
-def mistral(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
-    """Read calls of Mistral: `[TOOL_CALLS]` before an array of objects, since 2025 before each name and arguments."""
-    calls, rest = _MISTRAL(text, tools, ended)
-    if calls:
-        return calls, rest
-    listed = text.strip().removeprefix("[TOOL_CALLS]").lstrip()
-    read = _value(listed, ended)
-    if read is None:
-        return [], text
-    made_of = [_call(one) for one in (read[0] if isinstance(read[0], list) else [read[0]]) if isinstance(one, dict)]
-    calls = [call for call in made_of if call is not None]
-    return (calls, read[1]) if calls else ([], text)
-
-
-harmony = headed(
-    r"\s*(?:<\|call\|>|<\|end\|>)?\s*(?:<\|start\|>\s*assistant)?[^{]*?\bto=(?:functions\.)?([^\s<>{}]+)[^{]*?<\|message\|>"
-)
-"""gpt-oss: a message to `functions.NAME` in the channel `commentary`."""
-
-deepseek = headed(
-    r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
-    r"([^\s<>{}`]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?"
-)
-"""DeepSeek V3, R1 and V3.1: the name, and JSON in a fence or without one, between control tokens."""
-
-
-def _object(text: str, ended: bool) -> tuple[dict[str, Any], str] | None:
-    """Return the object at the beginning of `text`, and the rest; None without a complete object."""
-    read = _value(text.lstrip(), ended)
-    return read if read is not None and isinstance(read[0], dict) else None
-
-
-def _value(text: str, ended: bool) -> tuple[Any, str] | None:
-    """Return the value at the beginning of `text`, and the rest; None without a complete value. Once a reply has ended,
-    a value in Python's form counts, too."""
-    try:
-        found, end = read_json(text)
-    except (ValueError, RecursionError):
-        try:
-            found, end = read_loose(text) if ended else (None, 0)
-        except (ValueError, RecursionError):
-            return None
-    return (found, text[end:]) if end else None
 
 
 def _call(found: Mapping[str, Any]) -> ToolCall | None:
@@ -148,8 +100,8 @@ def _call(found: Mapping[str, Any]) -> ToolCall | None:
     name = found.get("name", function if isinstance(function, str) else None)
     arguments = found.get("arguments", found.get("parameters")) or {}
     if isinstance(arguments, str):
-        read = _object(arguments, ended=True)
-        arguments = {"arguments": arguments} if read is None or read[1].strip() else read[0]
+        value = literal(arguments.strip())
+        arguments = value if isinstance(value, dict) else {"arguments": arguments}
     return made(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
@@ -158,20 +110,29 @@ def _depth(value: object) -> int:
     return 1 + max(map(_depth, inside), default=0)
 
 
-_HEAD = re.compile(r"\s*<\|tool_call>\s*call:\s*([^{}\n]+?)\s*(?=\{)")
-_END = re.compile(rf"\s*(?:{CALL_END})?")
+tagged = behind(r".*?<tool_call>")
+"""Hermes and Qwen: `<tool_call>` around a JSON object."""
 
+bare = behind(r"(?:<\|python_tag\|>)?", offered=True)
+"""Llama 3: JSON objects alone, separated by semicolons, perhaps after `<|python_tag|>`."""
 
-@_repeated
-def gemma(text: str, tools: Mapping[str, Tool], ended: bool) -> _First:
-    """Read a call of Gemma 4, whose keys, and at times whose texts, have no quotation marks."""
-    if (head := _HEAD.match(text)) is None:
-        return None
-    try:
-        values, end = LooseReader(text, bare=True, ended=ended).value(head.end(), Schema.of(tools.get(head[1])))
-    except (ValueError, RecursionError):
-        return None
-    return made(head[1], values), _END.sub("", text[end:], count=1)
+mistral = behind(r"\[TOOL_CALLS\]\s*(?:(?P<name>[^\[\]{]+?)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?(?=\s*\{))?")
+"""Mistral: `[TOOL_CALLS]` before a list of objects, since 2025 before each name and arguments."""
+
+harmony = behind(r"(?:<\|start\|>\s*assistant)?[^{]*?\bto=(?:functions\.)?(?P<name>[^\s<>{}]+)[^{]*?<\|message\|>")
+"""gpt-oss: a message to `functions.NAME` in the channel `commentary`."""
+
+deepseek = behind(
+    r"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
+    r"(?P<name>[^\s<>{}`]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?"
+)
+"""DeepSeek V3, R1 and V3.1: the name, and JSON in a fence or without one, between control tokens."""
+
+gemma = behind(
+    r"<\|tool_call>\s*call:\s*(?P<name>[^{}\n]+?)(?=\s*\{)",
+    lambda text, schema, ended: read_loose(text, schema, bare=True, ended=ended),
+)
+"""Gemma 4, whose keys, and at times whose texts, have no quotation marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +157,6 @@ _PAIRS = re.compile(
     r"(?P<open><tool_call>\s*(?P<name>[^\s<>][^<>\n]*))|(?P<key><arg_key>(?P<parameter>.*?)</arg_key>\s*<arg_value>)"
     r"|(?P<end></arg_value>)|(?P<close></tool_call>)"
 )
-
-
-def xml(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
-    """Qwen3-Coder and Qwen3.5: `<function=NAME>` around `<parameter=NAME>` and its value on lines of its own."""
-    return _read(_XML, text, tools, ended, broken=True)
-
-
-def pairs(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
-    """GLM: the name, then `<arg_key>` and `<arg_value>` in turn."""
-    return _read(_PAIRS, text, tools, ended, broken=False)
 
 
 def _read(tags: re.Pattern[str], text: str, tools: Mapping[str, Tool], ended: bool, *, broken: bool) -> Parsed:
@@ -318,3 +269,10 @@ def _finished(reading: _Reading, text: str, schemas: Mapping[str, Schema], ended
         keys = {key for key, _ in reading.values}
         if not between and (keys or not schema.names()) and schema.required() <= keys:
             yield reading.call(tag=False)
+
+
+xml: Parse = partial(_read, _XML, broken=True)
+"""Qwen3-Coder and Qwen3.5: `<function=NAME>` around `<parameter=NAME>` and its value on lines of its own."""
+
+pairs: Parse = partial(_read, _PAIRS, broken=False)
+"""GLM: the name, then `<arg_key>` and `<arg_value>` in turn."""

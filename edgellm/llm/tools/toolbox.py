@@ -6,7 +6,6 @@ instructions, and clients need not know the difference.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from edgellm.engine import Message, Model, ToolCall
 from edgellm.engine.chat.template import plain_turns
 from edgellm.engine.grammar.json_schema import without_descriptions
 from edgellm.errors import InvalidOption
-from edgellm.llm.tools.markup import Parse, bare, deepseek, gemma, harmony, mistral, pairs, tagged, xml
+from edgellm.llm.tools.markup import CLOSED, Parse, bare, deepseek, gemma, harmony, mistral, pairs, tagged, xml
 from edgellm.llm.tools.values import Tool
 from edgellm.spec.params import ANY_TOOL, ReplyOptions
 from edgellm.spec.stream import Utf8, held_bytes
@@ -25,60 +24,53 @@ from edgellm.spec.types import Channel, Token
 class ToolFormat:
     """The format of calls by a family of models.
 
-    The first of `openings` begins calls. `parse` is given the text from there on, and the tools by name. With
-    `leading`, an opening counts only at the beginning of the answer. `everywhere`: calls have a channel of their own,
-    so the whole reply is searched. `forced` opens a call of a given function. `closing` matches the markup after a
-    call. `objects` precedes a call that is one JSON object, with its arguments under the name `arguments`; None in
-    other formats. `json_arguments`: only the arguments, as JSON, follow `forced`. `whole`: only the end of the reply
-    tells where values end, so that no call is read before.
+    The first of `openings` begins calls, "{" only at the beginning of the answer. `parse` is given the text from there
+    on, and the tools by name. `forced` opens a call of a given function. `objects` precedes a call that is one JSON
+    object, with its arguments under the name `arguments`; None in other formats. `json_arguments`: only the arguments,
+    as JSON, follow `forced`. `everywhere`: calls have a channel of their own, so the whole reply is searched.
     """
 
     openings: tuple[str, ...]
     parse: Parse
     forced: str
-    closing: re.Pattern[str]
     objects: str | None = None
     arguments: str = "arguments"
     json_arguments: bool = False
-    leading: bool = False
     everywhere: bool = False
-    whole: bool = False
+
+    @property
+    def leading(self) -> bool:
+        """Return whether an opening counts only at the beginning of the answer."""
+        return "{" in self.openings
+
+    @property
+    def whole(self) -> bool:
+        """Return whether only the end of the reply tells where values end, so that no call is read before."""
+        return self.objects is None and not self.json_arguments
 
 
-_TAG_END = re.compile(r"\s*(?:</tool_call>)?\s*")
-TAGGED = ToolFormat(
-    ("<tool_call>",), tagged, '<tool_call>\n{{"name": "{name}", "arguments": ', _TAG_END, objects="<tool_call>\n"
-)
-_LIST_END = re.compile(r"\s*\]?\s*")
-_DEEPSEEK_BEGIN = "<｜tool▁calls▁begin｜>"
-_DEEPSEEK_END = re.compile(r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*(?:<｜tool▁calls▁end｜>)?\s*")
+TAGGED = ToolFormat(("<tool_call>",), tagged, '<tool_call>\n{{"name": "{name}", "arguments": ', "<tool_call>\n")
+_DEEPSEEK = "<｜tool▁calls▁begin｜>"
 _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "commentary"),
      ToolFormat(("to=functions.",), harmony, "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
-                re.compile(r"\s*(?:<\|call\|>|<\|end\|>)?\s*"), everywhere=True, json_arguments=True)),
-    (("<|tool_call>",),
-     ToolFormat(("<|tool_call>",), gemma, "<|tool_call>call:{name}{{", re.compile(r"\s*(?:<tool_call\|>)?\s*"),
-                whole=True)),
-    (("[TOOL_CALLS]", "[ARGS]"), ToolFormat(("[TOOL_CALLS]",), mistral, "[TOOL_CALLS]{name}[ARGS]", _LIST_END,
-                json_arguments=True)),
+                json_arguments=True, everywhere=True)),
+    (("<|tool_call>",), ToolFormat(("<|tool_call>",), gemma, "<|tool_call>call:{name}{{")),
+    (("[TOOL_CALLS]", "[ARGS]"),
+     ToolFormat(("[TOOL_CALLS]",), mistral, "[TOOL_CALLS]{name}[ARGS]", json_arguments=True)),
     (("[TOOL_CALLS]",),
-     ToolFormat(("[TOOL_CALLS]",), mistral, '[TOOL_CALLS][{{"name": "{name}", "arguments": ', _LIST_END,
-                objects="[TOOL_CALLS]")),
-    ((_DEEPSEEK_BEGIN, "```json"),
-     ToolFormat((_DEEPSEEK_BEGIN,), deepseek,
-                _DEEPSEEK_BEGIN + "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n", _DEEPSEEK_END,
+     ToolFormat(("[TOOL_CALLS]",), mistral, '[TOOL_CALLS][{{"name": "{name}", "arguments": ', "[TOOL_CALLS]")),
+    ((_DEEPSEEK, "```json"),
+     ToolFormat((_DEEPSEEK,), deepseek, _DEEPSEEK + "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
                 json_arguments=True)),
-    ((_DEEPSEEK_BEGIN,),
-     ToolFormat((_DEEPSEEK_BEGIN,), deepseek, _DEEPSEEK_BEGIN + "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
-                _DEEPSEEK_END, json_arguments=True)),
+    ((_DEEPSEEK,),
+     ToolFormat((_DEEPSEEK,), deepseek, _DEEPSEEK + "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", json_arguments=True)),
     (("<function=", "<parameter="),
-     ToolFormat(("<tool_call>", "<function="), xml, "<tool_call>\n<function={name}>\n", _TAG_END,
-                whole=True)),
-    (("<tool_call>", "<arg_key>"), ToolFormat(("<tool_call>",), pairs, "<tool_call>{name}\n", _TAG_END, whole=True)),
+     ToolFormat(("<tool_call>", "<function="), xml, "<tool_call>\n<function={name}>\n")),
+    (("<tool_call>", "<arg_key>"), ToolFormat(("<tool_call>",), pairs, "<tool_call>{name}\n")),
     (("<tool_call>",), TAGGED),
     (('"parameters"', "ipython"),
-     ToolFormat(("<|python_tag|>", "{"), bare, '{{"name": "{name}", "parameters": ', re.compile(r"\s*;?\s*"),
-                leading=True, objects="", arguments="parameters")),
+     ToolFormat(("<|python_tag|>", "{"), bare, '{{"name": "{name}", "parameters": ', "", "parameters")),
 )  # fmt: skip
 """Signs in a chat template, and their format. The first match counts."""
 
@@ -241,7 +233,7 @@ def split_calls(
         calls, rest = style.parse(buffer + decoder.end(), tools, not cut())
         yield from calls
         called = called or bool(calls)
-        rest = style.closing.sub("", rest, count=1) if called else rest
+        rest = CLOSED.sub("", rest, count=1) if called else rest
         if rest.strip() not in ("", toolbox.opening().strip()) and not (style.everywhere and called):
             yield replace(last, piece=rest.encode())
 

@@ -140,7 +140,7 @@ def typed(text: str, schema: Schema) -> object:
     """Return the value of `text`, which lacks quotation marks, by its schema: a text only if the schema allows no other
     reading."""
     bare = text.strip()
-    value = _literal(bare)
+    value = literal(bare)
     values = [] if isinstance(value, str) else [value]
     if isinstance(value, float) and value.is_integer():
         values.append(int(value))
@@ -152,7 +152,7 @@ def typed(text: str, schema: Schema) -> object:
     return values[0]
 
 
-def _literal(text: str) -> object:
+def literal(text: str) -> object:
     """Return the value of `text` in JSON or in Python, else the text itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
@@ -166,18 +166,19 @@ def _literal(text: str) -> object:
     return text
 
 
-def read_loose(text: str) -> tuple[Any, int]:
-    """Return the value at the beginning of `text` in JSON's form or Python's, and its end. Raise ValueError without a
-    complete value."""
-    return LooseReader(text).value(0, ANYTHING)
+def read_loose(
+    text: str, schema: Schema = ANYTHING, *, bare: bool = False, ended: bool = False
+) -> tuple[Any, int]:  # fmt: skip
+    """Return the value at the beginning of `text` in JSON's form or Python's, and its end. `bare`: keys and texts may
+    lack quotation marks, and end before known signs. `ended`: `text` is complete, so that its end closes open brackets.
+    Raise ValueError without a complete value."""
+    return _LooseReader(text, bare, ended).value(0, schema)
 
 
-class LooseReader:
+class _LooseReader:
     """A reader of objects and lists with any of three quotation marks, and with `:` or `=` behind keys."""
 
-    def __init__(self, text: str, *, bare: bool = False, ended: bool = False) -> None:
-        """Read `text`. `bare`: keys and texts may lack quotation marks, and end before known signs. `ended`: `text` is
-        complete, so that its end closes open brackets."""
+    def __init__(self, text: str, bare: bool, ended: bool) -> None:
         self._text, self._bare = text, bare
         self._over = CALL_END + ("|$" if ended else "") if bare else "(?!)"  # end of all brackets
 
@@ -197,7 +198,7 @@ class LooseReader:
                     raise
         if not self._bare:
             end = self._past(r"[^\s,\]}<]*", at)
-            value = _literal(self._text[at:end])
+            value = literal(self._text[at:end])
             if isinstance(value, str):
                 raise ValueError(self._text[at:])
             return value, end

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgellm.llm.tools.markup import CLOSED
 from edgellm.llm.tools.toolbox import find_format
 from edgellm.llm.tools.values import Tool
 
@@ -119,7 +120,7 @@ def test_calls_that_a_template_writes_are_read_back(family: str, function: dict[
     read = [json.loads(call.arguments) for call in calls]
     same = [json.dumps(one, sort_keys=True) for one in (arguments, *read)]  # which tells 1 from 1.0 and True
     assert same == [same[0]] * (1 + len(text) // len(written))
-    assert style.closing.sub("", rest, count=1) == ""
+    assert CLOSED.sub("", rest, count=1) == ""
 
 
 PIECES = (
