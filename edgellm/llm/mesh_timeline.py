@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgellm.coldstart.plan import PlannedStage, PlanOption
-from edgellm.layer_range import LayerRange, StageShare
+from edgellm.layer_range import StageShare
 from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.mesh.pipeline import StageRecord
 from edgellm.spec.stats import Summary
@@ -20,53 +20,37 @@ if TYPE_CHECKING:
 
 
 _KEYS = ("load_s", "wait_s", "network_s", "received_s", "compute_s", "finish_s")
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTimeline:
-    """The measured work of one device, in seconds from the request: when it cut layers from a model's file, loaded,
-    computed and received."""
-
-    device: str
-    layers: LayerRange
-    cutting: tuple[tuple[float, float], ...]
-    loading: tuple[tuple[float, float], ...]
-    computing: tuple[tuple[float, float], ...]
-    got: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredMove:
-    """A placement that took over in a reply: after `token` tokens, `at` seconds from the request, having `loaded` and
-    read the text (`ready`); and the `planned` move, if any."""
-
-    shares: tuple[StageShare, ...]
-    token: int
-    loaded: float
-    ready: float
-    at: float
-    planned: Move | None = None
+_KINDS = {"cutting": "cut", "loading": "load", "computing": "compute", "receiving": "got"}
+Spans: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
+"""The beginnings and ends of a device's activities, in seconds from the request: when it was `cutting` layers from a
+model's file, `loading`, `computing` and `receiving`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A measured reply: until the first token, stage by stage, and the time of each further token.
+    """A measured reply: until the first token, stage by stage with the `spans` of each, and the time of each further
+    token.
 
-    A reply in phases has `moves`, and neither stages nor timelines: its first placement is gone."""
+    A reply in phases has no stages, as its first placement is gone, but the `moves` of placements that took over, with
+    seconds from the request, and tokens of the reply; the first of them was `planned`, if any was."""
 
     option: PlanOption
-    timelines: tuple[DeviceTimeline, ...]
-    moves: tuple[MeasuredMove, ...] = ()
+    spans: tuple[Spans, ...] = ()
+    moves: tuple[TakeOver, ...] = ()
+    planned: Move | None = None
+
+    def planned_move(self, move: TakeOver) -> Move | None:
+        """Return the plan of one of the moves, if there was one."""
+        return self.planned if move is self.moves[0] else None
 
 
-def _device_timelines(record: StageRecord, began: float) -> DeviceTimeline:
-    def of(kind: str) -> tuple[tuple[float, float], ...]:
+def _spans(record: StageRecord, began: float) -> Spans:
+    def of(kind: str) -> list[tuple[float, float]]:
         shift = record.began - began
         spans = ((span.begin + shift, span.end + shift) for span in record.spans if span.kind == kind)
-        return tuple((max(0.0, begin), end) for begin, end in spans if end >= 0.0)  # Earlier work may be reported late.
+        return [(max(0.0, begin), end) for begin, end in spans if end >= 0.0]  # Earlier work may be reported late.
 
-    got = tuple(begin for begin, _ in of("got"))
-    return DeviceTimeline(record.host.name, record.work.layers, of("cut"), of("load"), of("compute"), got)
+    return {doing: of(kind) for doing, kind in _KINDS.items()}
 
 
 def planned_for(stage: PlannedStage, plan: PlanOption | None) -> PlannedStage | None:
@@ -81,14 +65,14 @@ def comparison(found: Measured | None, plan: PlanOption | None) -> dict[str, Any
     """Return measured and planned times as JSON, None for missing times, layers counted from 1. At least one of both is
     given. A reply in phases also has its moves and its end."""
     did = None if found is None else found.option
-    shown, moves = did or plan, () if found is None else found.moves
+    shown, moves = did or plan, found is not None and [_move_numbers(found, one) for one in found.moves]
 
     def times(*keys: str) -> dict[str, float | None]:
         both = (("", did), ("planned_", plan))
         return {f"{kind}{key}": None if way is None else getattr(way, key) for kind, way in both for key in keys}
 
     return {
-        **(times("reply_s") | {"moves": [_move_numbers(one) for one in moves]} if moves else {}),
+        **(times("reply_s") | {"moves": moves} if moves else {}),
         **times("ttft_s", "token_s"),
         "stages": [
             {**StageShare(one.device, one.layers).to_json(), "measured": None if did is None else _numbers(one),
@@ -98,10 +82,10 @@ def comparison(found: Measured | None, plan: PlanOption | None) -> dict[str, Any
     }  # fmt: skip
 
 
-def _move_numbers(move: MeasuredMove) -> dict[str, Any]:
-    planned = move.planned
+def _move_numbers(found: Measured, move: TakeOver) -> dict[str, Any]:
+    planned = found.planned_move(move)
     return {
-        "after_token": move.token, "at_s": move.at, "loaded_s": move.loaded, "ready_s": move.ready,
+        "after_token": move.tokens, "at_s": move.at, "loaded_s": move.loaded, "ready_s": move.ready,
         "stages": [share.to_json() for share in move.shares],
         "planned": None if planned is None else
         {"after_token": planned.token, "at_s": planned.seconds, "loaded_s": planned.loaded, "ready_s": planned.ready},
@@ -145,56 +129,53 @@ class Replies:
             return None
         rest = (summary.tokens - 1) / summary.tokens_per_second if summary.tokens_per_second else 0.0
         ttft = summary.first_at - since  # The reply's own clock starts later.
+        option = PlanOption((), ttft, rest / max(1, summary.tokens - 1), ttft + rest)
+        records = self._opened.verifier.measured()  # The next reply starts without records.
         taken = [one for one in self._opened.verifier.mesh.take_overs if one.at > summary.first_at]
         if taken:
-            return self._in_phases(taken, since, ttft, ttft + rest, summary, cold=cold)
-        found = self._in_stages(since, ttft, summary.tokens, ttft + rest)
-        return found, self._opened.predict(summary.prompt_tokens, summary.tokens, cold=cold)
+            return self._in_phases(option, taken, since, summary, cold=cold)
+        spans = [_spans(record, since) for record in records]
+        stages = self._stages(records, spans, ttft)
+        plan = self._opened.predict(summary.prompt_tokens, summary.tokens, cold=cold)
+        return Measured(replace(option, stages=tuple(stages)), tuple(spans)), plan
 
-    def _in_stages(self, since: float, ttft: float, tokens: int, seconds: float) -> Measured:
-        """Return the stages' work in a reply whose first token came after `ttft` seconds, and the last of `tokens`
-        after `seconds`."""
-        timelines = [_device_timelines(record, since) for record in self._opened.verifier.measured()]
+    def _stages(self, records: Sequence[StageRecord], spans: Sequence[Spans], ttft: float) -> list[PlannedStage]:
+        """Return the stages' work in a reply whose first token came after `ttft` seconds."""
         stages: list[PlannedStage] = []
         before = 0.0
-        arrivals = [[moment for moment in one.got if moment < ttft] for one in timelines]
-        parts = min(
-            map(len, arrivals), default=0
-        )  # Clocks differ a little: the next token's part may seem to be early.
-        for one, arrived in zip(timelines, arrivals, strict=True):
-            load = max((end for begin, end in one.loading if begin < ttft), default=0.0)
-            computing = [(begin, min(end, ttft)) for begin, end in one.computing if begin < ttft]
+        arrivals = [[moment for moment, _ in one["receiving"] if moment < ttft] for one in spans]
+        # Clocks differ a little: the next token's part may seem to be early.
+        parts = min(map(len, arrivals), default=0)
+        for record, one, arrived in zip(records, spans, arrivals, strict=True):
+            load = max((end for begin, end in one["loading"] if begin < ttft), default=0.0)
+            computing = [(begin, min(end, ttft)) for begin, end in one["computing"] if begin < ttft]
             finish = max((end for _, end in computing), default=load)
             got = arrived[parts - 1] if parts else before
             network = max(0.0, got - before) if stages else 0.0
             compute = sum(end - begin for begin, end in computing)
-            size = self._opened.model.size(one.layers)
+            layers = record.work.layers
             stages.append(PlannedStage(
-                one.layers, load, max(0.0, got - load), network, got, compute, finish, one.device, size, "measured"
+                layers, load, max(0.0, got - load), network, got, compute, finish, record.host.name,
+                self._opened.model.size(layers), "measured",
             ))  # fmt: skip
             before = finish
-        token = (seconds - ttft) / (tokens - 1) if tokens > 1 else 0.0
-        return Measured(PlanOption(tuple(stages), ttft, token, seconds), tuple(timelines))
+        return stages
 
     def _in_phases(
-        self, taken: Sequence[TakeOver], since: float, ttft: float, seconds: float, summary: Summary, *, cold: bool
+        self, option: PlanOption, taken: Sequence[TakeOver], since: float, summary: Summary, *, cold: bool
     ) -> tuple[Measured, PlanOption | None]:
         """Return the measured times of a reply with the take-overs `taken`, and the plan of a similar reply."""
-        self._opened.verifier.measured()  # The next reply starts without records.
         phases, tokens = self._opened.phases, summary.tokens
-        plan = None if phases is None or not cold else phases.predict(summary.prompt_tokens, tokens)
         moves = tuple(
-            MeasuredMove(
-                one.shares, one.tokens - summary.prompt_tokens, one.loaded - since, one.ready - since, one.at - since,
-                plan.move if plan is not None and at == 0 else None,
-            )
-            for at, one in enumerate(taken)
+            replace(one, loaded=one.loaded - since, ready=one.ready - since, at=one.at - since,
+                    tokens=one.tokens - summary.prompt_tokens)
+            for one in taken
         )  # fmt: skip
-        found = PlanOption((), ttft, (seconds - ttft) / max(1, tokens - 1), seconds)
-        option = None
-        if plan is not None:
-            option = PlanOption((), plan.ttft, (plan.seconds - plan.ttft) / max(1, tokens - 1), plan.seconds)
-        return Measured(found, (), moves=moves), option
+        if phases is None or not cold:
+            return Measured(option, moves=moves), None
+        plan = phases.predict(summary.prompt_tokens, tokens)
+        planned = PlanOption((), plan.ttft, (plan.seconds - plan.ttft) / max(1, tokens - 1), plan.seconds)
+        return Measured(option, moves=moves, planned=plan.move), planned
 
 
 class MeshRecorder:
@@ -238,7 +219,7 @@ def _with_spans(found: Measured, plan: PlanOption | None) -> dict[str, Any]:
     """Return `comparison`'s data, and when each device loaded and computed up to the first token."""
     until = found.option.ttft_s
     reply = comparison(found, plan)
-    for stage, timeline in zip(reply["stages"], found.timelines, strict=True):
-        for name, spans in (("loading", timeline.loading), ("computing", timeline.computing)):
-            stage["measured"][name] = [(begin, min(end, until)) for begin, end in spans if begin < until]
+    for stage, spans in zip(reply["stages"], found.spans, strict=True):
+        for doing in ("loading", "computing"):
+            stage["measured"][doing] = [(begin, min(end, until)) for begin, end in spans[doing] if begin < until]
     return reply

@@ -152,10 +152,10 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
     assert report is not None
     (move,) = report[0].moves
     assert move.shares == following
-    assert 2 < move.token <= 6
+    assert 2 < move.tokens <= 6
     assert 0.0 < move.loaded <= move.ready <= move.at
     numbers = comparison(*report)
-    assert numbers["moves"][0]["after_token"] == move.token
+    assert numbers["moves"][0]["after_token"] == move.tokens
     assert numbers["planned_reply_s"] > numbers["planned_ttft_s"]
 
 

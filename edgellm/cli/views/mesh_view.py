@@ -13,7 +13,7 @@ from rich.text import Text
 from edgellm.cli.views.console import emit_json, err, one_line, out, say, table
 from edgellm.coldstart.plan import Plan, PlannedStage, PlanOption, format_seconds
 from edgellm.errors import size
-from edgellm.llm.mesh_timeline import Replies, comparison, planned_for
+from edgellm.llm.mesh_timeline import Replies, Spans, comparison, planned_for
 
 if TYPE_CHECKING:
     from edgellm.coldstart.problem import Home
@@ -82,24 +82,22 @@ def planned_chart(way: PlanOption, width: int) -> list[Text]:
 def measured_chart(found: Measured, plan: PlanOption | None, width: int) -> list[Text]:
     """Return a Gantt chart of a reply: the planned line of each device, if any, above the measured one."""
     bars: list[_Bar] = []
-    for did, stage in zip(found.timelines, found.option.stages, strict=True):
+    for did, stage in zip(found.spans, found.option.stages, strict=True):
         if (before := planned_for(stage, plan)) is not None:
-            bars.append((did.device, "plan  ", _planned(before), before.finish_s))
-        spans = {**_planned(stage), "computing": did.computing, "loading": did.loading, "cutting": did.cutting}
-        bars.append((did.device if before is None else "", "run   ", spans, stage.finish_s))
+            bars.append((stage.device, "plan  ", _planned(before), before.finish_s))
+        bars.append((stage.device if before is None else "", "run   ", {**_planned(stage), **did}, stage.finish_s))
     return _chart(bars, max([found.option.ttft_s, *(stage.finish_s for stage in (plan.stages if plan else ()))]), width)
 
 
-def _planned(stage: PlannedStage) -> _Spans:
+def _planned(stage: PlannedStage) -> Spans:
     received = [(stage.received_s - stage.network_s, stage.received_s)] if stage.network_s else []
     computing = [(stage.finish_s - stage.compute_s, stage.finish_s)]
     return {"sending": received, "computing": computing, "loading": [(0.0, stage.load_s)]}
 
 
-_Spans = Mapping[str, Sequence[tuple[float, float]]]
-"""The beginnings and ends of a device's activities; of two at a time the first is shown."""
-_Bar = tuple[str, str, _Spans, float]
-"""A device's line of a chart: its name, what the line shows, the activities, and the end of the last one."""
+_Bar = tuple[str, str, Spans, float]
+"""A device's line of a chart: its name, what the line shows, the activities, of two at a time the first, and the end of
+the last one."""
 
 
 def _chart(bars: Sequence[_Bar], end: float, width: int) -> list[Text]:
@@ -123,9 +121,10 @@ def _chart(bars: Sequence[_Bar], end: float, width: int) -> list[Text]:
     return [*lines, legend]
 
 
-def _activity(spans: _Spans, begin: float, end: float) -> str:
+def _activity(spans: Spans, begin: float, end: float) -> str:
     """Return the activity within a cell, even a shorter one; "" behind the last."""
-    found = [doing for doing, times in spans.items() if any(one < end and begin < other for one, other in times)]
+    shown = [(doing, times) for doing, times in spans.items() if doing in MARKS]
+    found = [doing for doing, times in shown if any(one < end and begin < other for one, other in times)]
     if {"loading", "computing"} <= set(found):
         return "loading and computing"
     over = all(other <= begin for times in spans.values() for _, other in times)
@@ -246,8 +245,8 @@ def _taken_over(found: Measured, plan: PlanOption | None) -> Table:
     right = ("FROM TOKEN", "LOADED", "HAD READ THE TEXT", "TOOK OVER")
     made = table(right[0], "ON", *right[1:], right=right, fold="ON")
     for move in found.moves:
-        planned = move.planned
-        token = f"{move.token + 1}" if planned is None else f"{move.token + 1} ({planned.token + 1})"
+        planned = found.planned_move(move)
+        token = f"{move.tokens + 1}" if planned is None else f"{move.tokens + 1} ({planned.token + 1})"
         expected = (None, None, None) if planned is None else (planned.loaded, planned.ready, planned.seconds)
         where = ", ".join(f"{one_line(share.name)} {share.layers}" for share in move.shares)
         made.add_row(token, where, *map(_both, (move.loaded, move.ready, move.at), expected))
