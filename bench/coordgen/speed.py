@@ -55,7 +55,7 @@ def measured(
     """Return the speed of every method on every task, against plain decoding, which is the first of `methods`: the
     methods on a task, for the cost curve of this model."""
     with Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context:
-        curve, verifier = measure_curve(context, {}), ForcedVerifier(model, context)
+        curve, verifier = measure_curve(context), ForcedVerifier(model, context)
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
         for task, cases in track(tasks.items(), "tasks"):
             runs = methods(curve, task)

@@ -17,13 +17,13 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter, time
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from edgellm import __version__
 from edgellm.engine import Context, ContextSpec, Model, ShouldStop, never
-from edgellm.engine.cores import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
+from edgellm.engine.cores import BUSY, CpuWait, minimum_times, plausible_times
 from edgellm.engine.native import Stop, default_threads, release_threads
 from edgellm.errors import Stopped
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve, DecodeCost
@@ -68,14 +68,6 @@ class StoredCurve:
     device: str
 
 
-def is_possible(curve: CostCurve) -> bool:
-    """Return whether a device can have the times of a curve."""
-    rows, seconds = curve.rows, curve.seconds
-    if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
-        return False
-    return all(0.0 < taken < inf for taken in seconds) and is_plausible(rows, seconds)
-
-
 def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
     """Return the file of a curve for a `Model.placement`; its name includes the device, because several devices may
     share a home folder."""
@@ -83,17 +75,21 @@ def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
     return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{where}.json"
 
 
-def read_curve(path: Path, device: str) -> CostCurve | None:
-    """Return the curve stored for `device`; None if there is none, or it is damaged, impossible or too old."""
+def read_curve(path: Path) -> CostCurve | None:
+    """Return the curve stored for this device; None if there is none, or it is damaged or too old."""
     found = read_cached(path, partial(from_json, StoredCurve))
-    if found is None or found.device != device or not 0.0 <= time() - found.taken <= MONTH:
-        return None
-    return found.curve if is_possible(found.curve) else None
+    is_valid = found is not None and found.device == _device() and 0.0 <= time() - found.taken <= MONTH
+    return found.curve if found is not None and is_valid else None
 
 
-def write_curve(path: Path, curve: CostCurve, device: str) -> None:
-    """Write a curve to disk. If that fails, it is measured again next time."""
-    write_cached(path, asdict(StoredCurve(curve, time(), device)))
+def write_curve(path: Path, curve: CostCurve) -> None:
+    """Write a curve of this device to disk. If that fails, it is measured again next time."""
+    write_cached(path, asdict(StoredCurve(curve, time(), _device())))
+
+
+def _device() -> str:
+    """Return the version and processor that a curve is valid for."""
+    return f"edgellm {__version__} on {processor()}"
 
 
 class ModelCurve:
@@ -101,16 +97,14 @@ class ModelCurve:
 
     def __init__(
         self, model: Model, threads: int | None, file_hash: FileHash, idle: "IdleWork | None" = None, *,
-        history: bool = True, waiting: Callable[[], Any] = CpuWait,
+        history: bool = True,
     ) -> None:  # fmt: skip
         """Use the stored curve, or an estimate until `idle` has measured; without `idle`, the caller measures. Without
-        `history`, and while the history is off, corrections from replies are not saved. `waiting` makes counters like
-        `CpuWait`."""
+        `history`, and while the history is off, corrections from replies are not saved."""
         self._model, self._threads, self._hash, self._idle, self._history = model, threads, file_hash, idle, history
-        self._waiting, self._replies = waiting, CpuWait()
+        self._replies = CpuWait()
         self._curve: CostCurve | None = None
         self._measure_at = 0.0  # monotonic time of the next measurement in the background
-        self._samples: dict[int, list[float]] = {}  # a stopped measurement's
         self._lock, self._measuring = threading.Lock(), threading.Lock()
 
     @property
@@ -122,7 +116,7 @@ class ModelCurve:
         """Return the best known curve, without waiting."""
         with self._lock:
             if self._curve is None and (known := self._hash.known) is not None:
-                self._curve = read_curve(self._file(known), _device())
+                self._curve = read_curve(self._file(known))
             if not self.measured and self._idle is not None and monotonic() >= self._measure_at:
                 self._measure_at = inf
                 self._idle.add(self.measure)
@@ -132,8 +126,8 @@ class ModelCurve:
     def measure(self, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None) -> CostCurve:
         """Return the measured curve, measuring it now unless that was done before. It is kept for later processes,
         unless other programs took the processor meanwhile: then it is for the caller alone. `progress` is called with
-        shares of the longest time. Raises Stopped: `should_stop` returned True; the next call continues;
-        OSError: the model's file cannot be read."""
+        shares of the longest time. Raises Stopped: `should_stop` returned True; OSError: the model's file cannot be
+        read."""
         path = self._file(self._hash.compute(should_stop))
         while not self._measuring.acquire(timeout=0.05):
             if should_stop():
@@ -141,17 +135,17 @@ class ModelCurve:
         try:
             with self._lock:
                 if not self.measured:
-                    self._curve = read_curve(path, _device()) or self._curve
+                    self._curve = read_curve(path) or self._curve
                 if self._curve is not None and self._curve.filled:
                     return self._curve
             curve, busy = self._measure(should_stop, progress)
             with self._lock:
                 if busy:
                     self._measure_at = monotonic() + AGAIN
-                    return curve
-                write_curve(path, curve, _device())
-                self._curve = curve
-                return curve
+                else:
+                    write_curve(path, curve)
+                    self._curve = curve
+            return curve
         finally:
             self._measuring.release()
 
@@ -163,7 +157,7 @@ class ModelCurve:
             with self._lock:
                 if self._curve == cost.given and (known := self._hash.quick()) is not None:
                     self._file(known).unlink(missing_ok=True)
-                    self._curve, self._measure_at, self._samples = None, 0.0, {}
+                    self._curve, self._measure_at = None, 0.0
         if cost.given.filled or cost.decodes < _LEARNED:
             return
         curve = cost.corrected()
@@ -173,7 +167,7 @@ class ModelCurve:
             self._curve = curve
             known, waited = self._hash.quick(), max(self._replies.share(), SHARED if shared else 0.0)
             if known is not None and waited <= BUSY and self._history and History().on:
-                write_curve(self._file(known), curve, _device())
+                write_curve(self._file(known), curve)
 
     def _file(self, model_hash: str) -> Path:
         threads = self._threads or self._model.hardware.threads or default_threads(self._model.n_params)
@@ -186,28 +180,14 @@ class ModelCurve:
         )
         with Context(self._model, spec) as context:
             context.set_cancel(should_stop)
-            waiting = self._waiting()
-            try:
-                curve = measure_curve(context, self._samples, progress)
-            finally:
-                if busy := max(waiting.share(), SHARED if context.native.shared else 0.0) > BUSY:
-                    self._samples = {}
-            return curve, busy
+            waiting = CpuWait()
+            curve = measure_curve(context, progress)
+            return curve, max(waiting.share(), SHARED if context.native.shared else 0.0) > BUSY
 
 
-def _device() -> str:
-    """Return the version and processor that a curve is valid for."""
-    return f"edgellm {__version__} on {processor()}"
-
-
-def measure_curve(
-    context: Context, samples: dict[int, list[float]], progress: Callable[[float], None] | None = None
-) -> CostCurve:
-    """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits. `samples` are those of a stopped
-    measurement, which continues; further ones are added.
-
-    A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped.
-    """
+def measure_curve(context: Context, progress: Callable[[float], None] | None = None) -> CostCurve:
+    """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits. A slow device measures fewer
+    lengths, the most informative ones first, once each. Raises Stopped."""
     ids, start = np.ones(KNOTS[-1], dtype=np.int32), perf_counter()
     context.clear()
     context.fill(())
@@ -231,9 +211,8 @@ def measure_curve(
         return timed(rows) if fresh < _QUICK_SECONDS else fresh
 
     found = minimum_times(
-        timed_twice, _ORDER, rounds=_ROUNDS, seconds=_MAX_SECONDS, at_least=_MIN_LENGTHS, clock=perf_counter,
-        samples=samples,
-    )  # fmt: skip
+        timed_twice, _ORDER, rounds=_ROUNDS, seconds=_MAX_SECONDS, at_least=_MIN_LENGTHS, clock=perf_counter
+    )
     known = sorted(found)
     seconds = plausible_times(known, [found[rows] for rows in known])
     return CostCurve(tuple(known), seconds, filled=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from edgellm.spec.types import Channel, Constraint, Explanation, Ids, Notice, To
 if TYPE_CHECKING:
     from edgellm.llm.tools.toolbox import Toolbox
 
-Written = TypeVar("Written")
-
 
 def compose(
     prompt: str, *, context: Sequence[str] = (), history: Sequence[Message] = (), system: str | None = None
@@ -36,41 +34,9 @@ def compose(
     return [*opening, *history, Message("user", prompt, context=tuple(context)).whole()]
 
 
-def leave_out_turns(
-    turns: Sequence[int], end: int, write: Callable[[int], Written], fits: Callable[[Written], bool], begin: int = 0
-) -> tuple[Written, int]:
-    """Return the result of `write` for a conversation without so many of its oldest turns that the result `fits`, and
-    the number of its first message.
-
-    `turns` are the numbers of the first messages of all turns but the last, which begins at `end`. `write` is given the
-    number of the first message, at first `begin`. Each try leaves out twice as many turns, so that the next request
-    leaves out the same turns, and its prefix is cached. The last turn alone is returned even if it does not fit. Raises
-    PromptTooLong: `write` raises it for the last turn alone.
-    """
-    step = 1
-    while True:
-        starts = [at for at in turns if at >= begin]
-        try:
-            written = write(begin)
-        except PromptTooLong:
-            if not starts:
-                raise
-        else:
-            if not starts or fits(written):
-                return written, begin
-        begin = starts[step] if step < len(starts) else end
-        step *= 2
-
-
 def room_for_reply(most: int, context: int) -> int:
     """Return how many tokens of a `context` are kept for a reply of at most `most`."""
     return min(most, context // 4)
-
-
-def turns_of(messages: Sequence[Message]) -> tuple[list[int], int]:
-    """Return the numbers of the user messages that begin turns: all but the last, and the last."""
-    starts = [at for at, message in enumerate(messages) if message.role == "user"]
-    return starts[:-1], starts[-1] if starts else 0
 
 
 def without_turns(messages: Sequence[Message], begin: int) -> list[Message]:
@@ -199,20 +165,27 @@ class PromptWriter:
         self, messages: Sequence[Message], options: ReplyOptions, should_stop: ShouldStop, tell: Callable[[str], None]
     ) -> tuple[Ids, Sequence[Message], list[Notice | Explanation]]:
         """Return the ids (n,) of a conversation, the sent messages, and notices: the oldest turns are left out, with a
-        notice, if the reply would have no room."""
-        turns, end = turns_of(messages)
-        most = self.context - room_for_reply(options.max_tokens, self.context)
-        ids, begin = leave_out_turns(
-            turns, end, lambda at: self.ids(without_turns(messages, at), options, should_stop, tell),
-            lambda ids: len(ids) <= most,
-        )  # fmt: skip
-        if not (count := sum(at < begin for at in turns)):
+        notice, if the reply would have no room. Each try leaves out twice as many turns, so that the next request
+        leaves out the same turns, and its prefix is cached. The last turn alone is sent even if it leaves no room."""
+        turns = [at for at, message in enumerate(messages) if message.role == "user"]
+        most, count, step = self.context - room_for_reply(options.max_tokens, self.context), 0, 1
+        while True:
+            sent, is_last = without_turns(messages, turns[count] if count else 0), count >= len(turns) - 1
+            try:
+                ids = self.ids(sent, options, should_stop, tell)
+                if is_last or len(ids) <= most:
+                    break
+            except PromptTooLong:
+                if is_last:
+                    raise
+            count, step = min(count + step, len(turns) - 1), 2 * step
+        if not count:
             return ids, messages, []
         text = (
             f"The conversation is longer than the context of {self.context} tokens. Its"
             f" {'oldest turn is' if count == 1 else f'{count} oldest turns are'} no longer sent to the model."
         )
-        return ids, without_turns(messages, begin), [Notice(text, count)]
+        return ids, sent, [Notice(text, count)]
 
     def ids(
         self, prompt: str | Sequence[Message], options: ReplyOptions | None = None, should_stop: ShouldStop = never,
@@ -293,7 +266,7 @@ class PromptWriter:
         return replace(options, template_args=arguments, think=think), left_out
 
     def calls(
-        self, reply: Iterable[Token], options: ReplyOptions, cut: Callable[[], bool] = lambda: False
+        self, reply: Iterable[Token], options: ReplyOptions, cut: Callable[[], bool]
     ) -> Iterator[Token | ToolCall]:
         """Yield the tokens of a `reply` with `options`, and its tool calls, whose tokens have no text. `cut` returns,
         after the last token, whether the reply broke off."""

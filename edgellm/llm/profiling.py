@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from edgellm.errors import InvalidOption, ProfileStopped, Stopped
@@ -71,13 +70,10 @@ def profile_pair(
             below = lookup_threshold([each for run in done.runs for each in run.disagreements])
             recorded = zip(prompts, done.runs, strict=True)
             runs = [profiler.with_lookup(prompt, run, below) for prompt, run in recorded]
-    except BaseException as error:
-        kept = done.save()
-        if not isinstance(error, KeyboardInterrupt | Stopped):
-            raise
+    except (KeyboardInterrupt, Stopped):
         raise ProfileStopped(
             f"The profile was stopped after {len(done.runs)} of {len(prompts)} prompts.",
-            "Run the same command to continue." if kept else "Nothing is kept of it: start it again.",
+            "Run the same command to continue." if done.saved else "Nothing is kept of it: start it again.",
         ) from None
     profile = build(runs, terms, prompts=prompts, hesitates=below)
     done.remove()
@@ -118,7 +114,7 @@ class FirstReplies:
             return None
         recorder.add(run)
         if recorder.chunks < _ENOUGH:
-            return None if recorder.save() or not stats.saves else _UNSAVED
+            return None if recorder.saved or not stats.saves else _UNSAVED
         terms = ProfileTerms(*stats.hashes(), gamma, layers, origin="first replies")
         made = build(recorder.runs, terms)
         if not stats.saves:
@@ -133,9 +129,6 @@ class FirstReplies:
 
 
 _UNSAVED = Notice("What the pair's first replies show cannot be saved. It will be observed again next time.")
-
-
-_EVERY = 20.0  # seconds between two writes of the observations
 
 
 def mean_importance(chunk: Chunk) -> tuple[float, ...]:
@@ -248,7 +241,8 @@ class RunRecorder:
         """Go on with the file at `path`, None: keep them only in memory. Runs under other `terms` are ignored."""
         self._path, self._terms = path, dict(terms or {})
         self.runs = (path and read_cached(path, self._runs)) or []
-        self._written, self._written_at = len(self.runs), monotonic()
+        self.saved = bool(self.runs)
+        """The file has all runs."""
 
     def _runs(self, rows: Any) -> list[Run]:
         terms, *runs = rows
@@ -260,26 +254,16 @@ class RunRecorder:
         return sum(len(run.verified) for run in self.runs)
 
     def add(self, run: Run) -> None:
-        """Add the next run. The file is written now and then."""
+        """Add the next run, and write the file, if that is possible."""
         self.runs.append(run)
-        if monotonic() - self._written_at > _EVERY:
-            self.save()
-
-    def save(self) -> bool:
-        """Write the file, and return whether it has all runs."""
-        if self._path is None or not self.runs:
-            return False
-        if self._written < len(self.runs):
-            try:
+        self.saved = False
+        with suppress(OSError):
+            if self._path is not None:
                 write_state(self._path, json.dumps([self._terms, *map(asdict, self.runs)]))
-            except OSError:
-                return False
-            self._written, self._written_at = len(self.runs), monotonic()
-        return True
+                self.saved = True
 
     def remove(self) -> None:
         """Remove the file: the profile is complete."""
-        self._written = 0
         if self._path is not None:
             with suppress(OSError):
                 self._path.unlink(missing_ok=True)

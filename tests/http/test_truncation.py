@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import pytest
-
 from edgellm.engine import Message
 from edgellm.llm import LLM
-from edgellm.llm.messages import leave_out_turns, turns_of, without_turns
+from edgellm.llm.messages import without_turns
+from edgellm.spec.types import Notice
 from tests.http.conftest import QUESTION, Ask
 
 CHAT = "/v1/chat/completions"
@@ -84,11 +83,15 @@ def test_what_fits_is_sent_whole_with_its_context(ask: Ask) -> None:
     assert "x-edgellm-ignored" not in answers[0].headers
 
 
-@pytest.mark.parametrize(("room", "begin"), [(100, 0), (11, 0), (10, 2), (9, 2), (8, 6), (4, 10), (1, 10)])
-def test_ever_more_turns_are_left_out(room: int, begin: int) -> None:
+def test_ever_more_turns_are_left_out(own: LLM) -> None:
     """1, then 2 and 4 more, so that the next request is cut at the same place."""
-    written, at = leave_out_turns([0, 2, 4, 6, 8], 10, lambda begin: 11 - begin, lambda length: length <= room)
-    assert (written, at) == (11 - begin, begin)
+    long = [Message(one["role"], one["content"]) for one in long_conversation(own)]
+    for talk in (long, [*long[:3], *long[1:]]):
+        told: list[Notice] = []
+        reply = own.reply(talk, max_tokens=2, truncation="auto")
+        reply.listen(told.append)
+        list(reply)
+        assert [notice.turns_left_out for notice in told] == [7]
 
 
 def test_system_prompts_and_context_stay() -> None:
@@ -97,10 +100,8 @@ def test_system_prompts_and_context_stay() -> None:
         Message("system", "In French."), Message("user", "Two", context=("other",)), Message("assistant", "2"),
         Message("user", "Three"), Message("tool", "4"),
     ]  # fmt: skip
-    turns, end = turns_of(messages)
-    assert (turns, end) == ([1, 4], 6)
     assert without_turns(messages, 0) == messages
-    assert [(one.role, one.content, one.context) for one in without_turns(messages, end)] == [
+    assert [(one.role, one.content, one.context) for one in without_turns(messages, 6)] == [
         ("system", "Be brief.", ()), ("system", "In French.", ()), ("user", "Three", ("file", "other")),
         ("tool", "4", ()),
     ]  # fmt: skip

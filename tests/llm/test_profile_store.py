@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.engine import Context, Message, Model
+from edgellm.engine import Message
 from edgellm.errors import InvalidOption, ProfileStopped, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile
 from edgellm.llm.pair_stats import forget, kept
@@ -289,34 +289,6 @@ def test_without_a_history_nothing_is_kept_of_an_interrupted_profile(f32_pair: t
     with LLM.open(*f32_pair, threads=1, history=False) as pair:
         assert "Nothing is kept" in interrupt(pair, 2).next_step
     assert not (home / "data" / "profiles").exists()
-
-
-@pytest.mark.nightly
-def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
-    f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Counted in positions times layers of all contexts that are open at once: so many keys and values are kept."""
-    opened: dict[int, int] = {}
-    most = [0]
-    init, close = Context.__init__, Context.close
-
-    def noted(self: Context, model: Model, *spec: Any, **options: Any) -> None:
-        init(self, model, *spec, **options)
-        opened[id(self)] = self.n_ctx * model.n_layer
-        most[0] = max(most[0], sum(opened.values()))
-
-    def closed(self: Context) -> None:
-        close(self)
-        opened.pop(id(self), None)
-
-    monkeypatch.setattr(Context, "__init__", noted)
-    monkeypatch.setattr(Context, "close", closed)
-    long = "- The mug is on the shelf in the hall.\n" * 60 + "\nWhere is the mug?"
-    with LLM.open(*f32_pair, threads=1, n_ctx=1024) as pair:
-        list(pair.reply(long, max_tokens=2, retrieval="off"))
-        chat, most[0] = most[0], 0
-        pair.profile([[Message("user", long)], *FEW], max_tokens=MOST)
-    assert most[0] <= 1.2 * chat
 
 
 def test_replies_leave_a_profile_alone_by_default(pair: LLM, home: Path) -> None:
