@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from edgellm.engine.native import ShouldStop, never
 from edgellm.engine.vocabulary import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported
 
+if TYPE_CHECKING:
+    from edgellm.engine.text_model import TextModel
+
 RESERVED = frozenset(
     ("messages", "tools", "tool_choice", "functions", "function_call", "bos_token", "eos_token",
      "add_generation_prompt", "raise_exception", "strftime_now")
@@ -42,14 +45,6 @@ _OPEN, _CLOSE = "\ue000", "\ue001"  # around a placeholder's number; in that ren
 _HOLDER = re.compile(rf"(?:{_OPEN}|\\ue000)(\d+)")  # some templates write JSON in ASCII
 _OURS = re.compile(f"[{_OPEN}{_CLOSE}]")
 _MARKUP = re.compile(r"[<>|\[\]{}/\uff5c\u2581]")  # the last two are in DeepSeek's control tokens
-
-
-class Tokens(Protocol):
-    """A model's tokens, as `TextModel` has them."""
-
-    def tokenize(self, text: str, *, special: bool, most: int | None, should_stop: ShouldStop) -> Ids: ...
-    def check_length(self, text: str, most: int | None) -> None: ...
-    def control_name(self, token: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,7 @@ class _Rendered:
 class ChatTemplate:
     """A model's chat template, which makes token ids of conversations."""
 
-    def __init__(self, renderer: TemplateRenderer, tokens: Tokens, bos: str, eos: str) -> None:
+    def __init__(self, renderer: TemplateRenderer, tokens: "TextModel", bos: str, eos: str) -> None:
         """Set up; `tokens` makes ids of texts, `bos` and `eos` are the texts of those tokens."""
         self._renderer, self._tokens, self._model = renderer, tokens, renderer.model
         self._bos, self._eos = bos, eos
@@ -175,7 +170,7 @@ class ChatTemplate:
 
     def _rendered(self, conversation: TemplateInput, arguments: Mapping[str, object]) -> _Rendered:
         text = self._render(conversation, arguments)
-        numbers, (mark, _) = count(), _unused(text)
+        numbers, mark = count(), _unused(text)
 
         def held(value: str) -> str:  # an empty value stays empty: templates write less then
             return f"{_OPEN}{next(numbers)}{_CLOSE}" if value.strip() else value
@@ -188,12 +183,12 @@ class ChatTemplate:
     ) -> Ids:
         """Return the ids of a conversation; control tokens that it spells out are plain text."""
 
-        def encode(text: str, special: bool = True, most: int | None = most) -> Ids:
-            return self._tokens.tokenize(text, special=special, most=most, should_stop=should_stop)
+        def encode(text: str, most: int | None = most) -> Ids:
+            return self._tokens.tokenize(text, special=True, most=most, should_stop=should_stop)
 
         def render(change: Callable[[str], str]) -> str:
             text = self._render(rendered.conversation.changed(change), arguments)
-            return text.replace(_in_ascii(begin), begin).replace(_in_ascii(end), end)
+            return text.replace(_in_ascii(mark), mark)
 
         def controls(text: str, ids: Ids) -> list[str]:
             """Return the control tokens among the `ids` of `text` that it spells out, in order."""
@@ -205,17 +200,15 @@ class ChatTemplate:
         found = controls(rendered.text, ids)
         if found == controls(rendered.shown, encode(rendered.shown, most=None)) and all(map(_MARKUP.search, found)):
             return ids
-        names, (begin, end) = {*found}, _unused(rendered.text)
-        marked = render(lambda text: _marked(text, begin, names))
+        names, mark = {*found}, _unused(rendered.text)
+        marked = render(lambda text: _marked(_apart(text, mark, names), mark))
         expected = controls(marked, encode(marked, most=None))
         if found == expected:  # the template only branches otherwise for placeholders
             return ids
-        within = render(lambda text: _within(text, begin, end) if any(name in text for name in names) else text)
-        parts = re.split(f"{begin}([^{begin}{end}]*){end}", within)
-        encoded = [encode(part, special=not number % 2) for number, part in enumerate(parts)]
-        own = [name for part, ids in zip(parts, encoded, strict=True) for name in controls(part, ids)]
-        if own != expected or any(one in part for part in parts for one in (begin, end)):
-            encoded = list(map(encode, marked.split(begin)))  # the template takes texts apart, or changes them
+        parts = render(lambda text: _apart(text, mark, names)).split(mark)
+        encoded = list(map(encode, parts))
+        if [name for part, ids in zip(parts, encoded, strict=True) for name in controls(part, ids)] != expected:
+            encoded = list(map(encode, marked.split(mark)))  # the template changes texts
         return np.concatenate(encoded)
 
     def _render(self, conversation: TemplateInput, arguments: Mapping[str, object] = MappingProxyType({})) -> str:
@@ -236,29 +229,26 @@ class ChatTemplate:
             return False
 
 
-def _unused(text: str) -> tuple[str, str]:
-    """Return two characters without a meaning that `text` does not have, not as JSON in ASCII either."""
+def _unused(text: str) -> str:
+    """Return a character without a meaning that `text` does not have, not as JSON in ASCII either."""
     used = set(text)
     candidates = map(chr, chain(range(0xF8FF, 0xE001, -1), range(0xF0000, 0xFFFFE)))
-    unused = (one for one in candidates if one not in used and _in_ascii(one) not in text)
-    return next(unused), next(unused)
+    return next(one for one in candidates if one not in used and _in_ascii(one) not in text)
 
 
 def _in_ascii(character: str) -> str:
     return json.dumps(character)[1:-1]
 
 
-def _within(text: str, begin: str, end: str) -> str:
-    """Return the text between two characters, with the blanks around it outside, which templates strip."""
-    kept = text.strip()
-    return text.replace(kept, f"{begin}{kept}{end}")
-
-
-def _marked(text: str, mark: str, names: Iterable[str] = ()) -> str:
-    """Return the text with a `mark` inside each of the `names` of control tokens, and behind every character of control
-    tokens' markup."""
+def _apart(text: str, mark: str, names: Iterable[str]) -> str:
+    """Return the text with a `mark` inside each of the `names` of control tokens."""
     for name in names:
         text = text.replace(name, name[:1] + mark + name[1:])
+    return text
+
+
+def _marked(text: str, mark: str) -> str:
+    """Return the text with a `mark` behind every character of control tokens' markup."""
     return _MARKUP.sub(rf"\g<0>{mark}", _OURS.sub("", text))
 
 
