@@ -126,11 +126,6 @@ class NodeCallback(dict[int, bool]):
         self._kinds.clear()
         self.clear()
 
-    def close(self) -> None:
-        """Release the given functions."""
-        self._function = self.callback = None
-        self._wants = self._show = bool
-
 
 _Node = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 

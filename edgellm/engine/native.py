@@ -1,15 +1,9 @@
 """Access to llama.cpp's memory: its import, its log, its pointers' lifetime, its functions' addresses.
 
-GNU's OpenMP keeps a team of threads for every thread that has decoded. As soon as all teams together have more threads
-than there are processors, even if only one team has anything to do, it puts a waiting thread to sleep nearly at once;
-llama.cpp has the threads wait for each other after every operation, and five rows of a small model took five times as
-long as they need. With an active waiting policy they wait ten times as long before they sleep, which is enough for
-small models. That policy would raise the time of spinning where nothing is crowded to minutes, so it is set to GNU's
-own default. A thread ends its team when it closes a context and when it has written a reply (`release_threads`): a
-single team that nobody uses halves the speed of a model of 135 million parameters.
-
-GNU's OpenMP knows nothing of other processes, whose threads take cores away from threads that are waited for:
-`edgellm/engine/cores.py` handles that.
+A thread ends its OpenMP team (see `edgellm/engine/library.py`) when it closes a context and when it has written a reply
+(`release_threads`): a single team that nobody uses halves the speed of a model of 135 million parameters. OpenMP knows
+nothing of other processes, whose threads take cores away from threads that are waited for: `edgellm/engine/cores.py`
+handles that.
 """
 
 import atexit
@@ -32,22 +26,7 @@ from typing import Any, TypeAlias
 from edgellm import system
 from edgellm.engine import library
 
-WAITING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
-
-
-@contextmanager
-def _waiting() -> Iterator[None]:
-    """Set the variables while the library reads them; if the user has set any of them, leave all as they are."""
-    added = {} if WAITING.keys() & os.environ.keys() else WAITING
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
-LIBRARY, binding = library.load(_waiting)
+LIBRARY, binding = library.load()
 """The llama.cpp of this process, and the binding's module that declares its functions."""
 # Any, because its declarations are functions without bodies, from which a type checker infers wrong types
 lib: Any = binding
@@ -63,7 +42,7 @@ def release_threads() -> None:
     """End the team of threads with which the calling thread has decoded; its next decode makes another, in 0.1 ms."""
     if sys.platform == "linux":  # elsewhere OpenMP is another, which does not count teams
         with suppress(AttributeError):
-            llama().omp_pause_resource_all(1)  # omp_pause_soft
+            LIBRARY.function("omp_pause_resource_all")(1)  # omp_pause_soft
 
 
 def never() -> bool:
@@ -337,38 +316,14 @@ def _free(free: Callable[[int], None], pointer: int, guard: NativeGuard, parent:
         free(pointer)
 
 
-@functools.cache
-def shared_library(name: str) -> ctypes.CDLL:
-    """Return a library below llama.cpp, such as ggml-base. Raises OSError where there is none of that name."""
-    if (path := LIBRARY.find(name)) is None:
-        raise OSError(f"llama.cpp has no {name} here")
-    return ctypes.CDLL(str(path))
-
-
-def llama() -> ctypes.CDLL:
-    """Return llama.cpp's own library, for functions that the binding does not declare."""
-    loaded: ctypes.CDLL = lib._lib  # noqa: SLF001  there is no other way to the loaded library
-    return loaded
-
-
 class _Ggml:
-    """The functions of `library.QUICK` and `library.SLOW` by name, bound when they are first used.
-
-    Where an installer has made copies of links, a library opened by its name again is a second library with a list of
-    devices of its own. So functions are looked up behind llama.cpp, and elsewhere only if that fails: Windows looks
-    into one library alone, and has no copies.
-    """
+    """The functions of `library.FUNCTIONS` by name, bound when they are first used."""
 
     def __getattr__(self, name: str) -> Any:
-        quick = library.QUICK.get(name)
-        signature = library.SLOW[name] if quick is None else quick
-        for place in ("", "ggml-base", "ggml-cpu", "ggml"):
-            with suppress(AttributeError, OSError):
-                function = getattr(shared_library(place) if place else llama(), name)
-                found = (bind if quick is None else bind_nonblocking)(function, *signature)
-                setattr(self, name, found)
-                return found
-        raise AttributeError(f"this llama.cpp has no {name}")
+        prototype = ctypes.PYFUNCTYPE if name == "ggml_get_name" else ctypes.CFUNCTYPE  # asked hundreds of times
+        found = bind(LIBRARY.function(name), *library.FUNCTIONS[name], prototype=prototype)
+        setattr(self, name, found)
+        return found
 
 
 ggml: Any = _Ggml()

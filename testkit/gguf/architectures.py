@@ -540,7 +540,7 @@ def _tensors(name: str, architecture: Architecture) -> dict[str, Shape]:
 def _created(name: str, architecture: Architecture) -> dict[str, Shape]:
     """Return the shapes of all tensors that llama.cpp creates for these hyperparameters, rows first."""
     native.start()
-    base = native.shared_library("ggml-base")
+    base = native.LIBRARY.opened["ggml-base"]
     read = native.bind(base.gguf_init_from_file, ctypes.c_void_p, ctypes.c_char_p, _Init)
     free = native.bind(base.gguf_free, None, ctypes.c_void_p)
     shapes: dict[str, Shape] = {}

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from edgellm.engine import library, native
-from edgellm.engine.library import COMPILED, DEFAULTS, NAMED, PREBUILT, QUICK, SLOW, VARIABLE, Library
+from edgellm.engine.library import COMPILED, DEFAULTS, FUNCTIONS, NAMED, PREBUILT, VARIABLE, Library
 from tests.programs import ROOT, run_python
 
 needs_prebuilt = pytest.mark.skipif(
@@ -209,8 +210,8 @@ def test_the_structures_of_this_library_are_those_that_are_passed() -> None:
 
 
 def test_a_function_that_is_nowhere_is_named() -> None:
-    assert library.missing_symbol({name: native.shared_library(name) for name in NAMES}) == ""
-    assert library.missing_symbol({}) == "it has no function ggml_get_name"
+    assert library.missing_function(native.LIBRARY) == ""
+    assert library.missing_function(replace(native.LIBRARY, opened={})) == "it has no function ggml_get_name"
 
 
 def test_every_function_that_the_binding_does_not_declare_is_checked() -> None:
@@ -218,7 +219,7 @@ def test_every_function_that_the_binding_does_not_declare_is_checked() -> None:
     for path in (ROOT / "edgellm").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         called |= set(re.findall(r"\bggml\.(ggml_\w+)", text))
-    assert {name for name in called if not hasattr(native.lib, name)} == {*QUICK, *SLOW}
+    assert {name for name in called if not hasattr(native.lib, name)} == {*FUNCTIONS}
 
 
 def test_the_line_that_compiles_is_the_checkouts_own_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from edgellm import system
 from edgellm.engine import Context, ContextSpec, Model, cores, native
-from edgellm.engine.native import WAITING
+from edgellm.engine.library import WAITING
 from tests.programs import run_python
 
 

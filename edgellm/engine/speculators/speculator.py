@@ -47,7 +47,7 @@ class StateFunctions:
     def find() -> "StateFunctions | None":
         """Return the functions; None where the library lacks one of them."""
         try:
-            found = [getattr(native.llama(), name) for name in (_KEEP, _STATES, _KEEP_INPUTS, _INPUTS)]
+            found = [native.LIBRARY.function(name) for name in (_KEEP, _STATES, _KEEP_INPUTS, _INPUTS)]
         except AttributeError:
             return None
         signatures = ((None, _BOOL, _BOOL), (_POINTER,), (None, _LAYER, _BOOL), (_POINTER, _LAYER))
