@@ -28,7 +28,7 @@ from edgellm.engine.kv.row_padding import MOST_PADDING, Padding
 from edgellm.engine.llama_api import OpenSpec
 from edgellm.engine.native import lib
 from edgellm.engine.text_model import TextModel, renderer_of
-from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, require_loadable
+from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, find_faults, known_faults
 from edgellm.errors import SAME_VERSION, InvalidOption, ModelUnsupported
 
 if TYPE_CHECKING:
@@ -133,9 +133,8 @@ class Model(TextModel):
         if spec.eagle3 is not None:
             speculator_module(EAGLE3).check_eagle3(spec.eagle3, file)
         asked = probe_of(file, spec)
-        if faults is None:
-            verdict = require_loadable(asked, _half(progress, 0.0))
-            faults, progress = verdict.faults, _half(progress, 0.5) if verdict.new else progress
+        if faults is None and (faults := known_faults(asked)) is None:
+            faults, progress = find_faults(asked, _half(progress, 0.0)), _half(progress, 0.5)
         renderer = renderer_of(file)
         try:
             if spec.chat and renderer is not None:
@@ -179,7 +178,7 @@ class Model(TextModel):
 def probe_of(file: ModelFile, spec: LoadSpec) -> Probe:
     """Return the trial of a model for a child process."""
     mtp = not spec.text_only and spec.eagle3 is None and not mtp_obstacle(file.header)
-    return Probe(file.paths, file.parts, spec.hardware, spec.text_only, mtp, spec.embeds, spec.eagle3)
+    return Probe(file, spec.hardware, spec.text_only, mtp, spec.embeds, spec.eagle3)
 
 
 def _half(progress: Callable[[float], None] | None, start: float) -> Callable[[float], None] | None:

@@ -95,7 +95,7 @@ class RpcModel:
         self.work = work
         self._devices = {device.name: device for device in devices}
         self._plan, self._notify = plan, notify or (lambda _text: None)
-        self._probe = Probe(work.file.paths, work.file.parts, work.unit.hardware, over_rpc=True)
+        self._probe = Probe(work.file, work.unit.hardware, over_rpc=True)
         self._costs = rpc_costs(work.file)
         self._lock = threading.Lock()
         self._opened: _Opened | None = None

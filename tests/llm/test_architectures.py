@@ -165,9 +165,9 @@ def test_a_speculator_that_llama_cpp_computes_wrongly_is_not_loaded(
     architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgellm.engine import model
-    from edgellm.engine.trial.probe import EAGLE3, MTP, TrialOutcome
+    from edgellm.engine.trial.probe import EAGLE3, MTP
 
-    monkeypatch.setattr(model, "require_loadable", lambda *_: TrialOutcome(faults=(MTP, EAGLE3)))
+    monkeypatch.setattr(model, "known_faults", lambda *_: (MTP, EAGLE3))
     with LLM.open(None, architectures("qwen35", mtp="useful"), threads=1, n_ctx=512, history=False) as llm:
         assert written(llm)[1] == []
         assert [notice for notice in llm.notices if "MTP drafts" in notice]

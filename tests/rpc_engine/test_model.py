@@ -122,7 +122,7 @@ def test_its_text_is_that_of_the_model_alone_also_with_drafts(
     with Opened(hybrid, workers, planned(SPLIT)) as opened:
         assert opened.loaded == sorted(opened.loaded)
         assert opened.loaded[0] < 0.5 < opened.loaded[-1] <= 1.0  # it says how much is loaded, while it is
-        assert known_faults(Probe(hybrid.paths, hybrid.parts, over_rpc=True)) == ()
+        assert known_faults(Probe(hybrid, over_rpc=True)) == ()
         assert len(rpc_servers()) == 2
         assert opened.write(TOKENS) == alone
         session, text = opened.verifier.open(GenerationState()), PROMPT

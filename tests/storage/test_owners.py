@@ -166,8 +166,8 @@ def test_a_piece_is_tried_when_it_is_stored_and_not_at_a_cold_start(
     tried: list[Path] = []
 
     def trial(found: Probe, *_: object) -> TrialOutcome:
-        tried.extend(found.paths)
-        return TrialOutcome(new=True)
+        tried.extend(found.file.paths)
+        return TrialOutcome()
 
     monkeypatch.setattr(probe, "try_in_child", trial)
     store = room_for(3, tmp_path, draft_path)

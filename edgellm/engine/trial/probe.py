@@ -16,15 +16,15 @@ import os
 import platform
 import string
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
 from edgellm import system
-from edgellm.engine.gguf.header import GgufHeader, TensorInfo
-from edgellm.engine.gguf.reader import ModelFile, check_gguf, is_index
+from edgellm.engine.gguf.header import TensorInfo
+from edgellm.engine.gguf.reader import ModelFile, is_index
 from edgellm.engine.gguf.writer import copied
 from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.native import LIBRARY, backends, commit, features
@@ -60,11 +60,10 @@ def amx_failure() -> str:
     kept = system.cache_dir() / "probed" / f"amx-{_build()}.json"
     verdict = _read_verdict(kept)
     if verdict is None:
-        model = next((path for folder in system.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
-        if model is None or not sys.executable:
-            return "it could not be tested"
+        package, checkout = system.bundled_dirs()
         try:
-            verdict = try_in_child(Probe((model,), (check_gguf(model),)), EDGELLM_AMX="on")
+            model = ModelFile.open((package if package.is_dir() else checkout) / "draft.gguf")
+            verdict = try_in_child(Probe(model), EDGELLM_AMX="on")
         except EdgeError:  # the child was ended from outside, or memory is short
             return "it could not be tested"
         _write_verdict(kept, verdict)
@@ -82,12 +81,11 @@ def _build() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A model to try: a file with its other parts, and the `hardware` to load it on; also its MTP layer (`mtp`), or the
-    EAGLE-3 head `eagle3` beside it. With `embeds` it embeds a text instead of generating. `over_rpc`: its layers are on
-    other machines' devices, whatever devices are here."""
+    """A model to try, and the `hardware` to load it on; also its MTP layer (`mtp`), or the EAGLE-3 head `eagle3` beside
+    it. With `embeds` it embeds a text instead of generating. `over_rpc`: its layers are on other machines' devices,
+    whatever devices are here."""
 
-    paths: Sequence[Path]
-    headers: Sequence[GgufHeader]
+    file: ModelFile
     hardware: Hardware = ON_PROCESSOR
     text_only: bool = False
     mtp: bool = False
@@ -100,7 +98,7 @@ class Probe:
         """True if the trial has the self-test. A model on record needs none: of its architecture, as it is computed
         here, with this llama.cpp, on a processor, without a card for long batches, and with the default cache."""
         hardware = self.hardware
-        known = commit() in PROVEN_COMMITS and self.headers[0].architecture in PROVEN
+        known = commit() in PROVEN_COMMITS and self.file.header.architecture in PROVEN
         default = hardware.cache_type in (None, DEFAULT_CACHE) and hardware.flash_attn is None
         proven = known and default and not hardware.gpu_layers and not offload_devices()
         return bool(self.speculator) or self.over_rpc or not proven
@@ -109,6 +107,13 @@ class Probe:
     def speculator(self) -> str:
         """The kind of the model's speculator; "" without one."""
         return EAGLE3 if self.eagle3 is not None else MTP if self.mtp else ""
+
+    @property
+    def files(self) -> Iterator[ModelFile]:
+        """Yield the model, and the head beside it."""
+        yield self.file
+        if self.eagle3 is not None:
+            yield self.eagle3
 
     def key(self) -> str:
         """Return the SHA-256 of everything that decides whether the loading ends the process and what the self-test
@@ -122,10 +127,8 @@ class Probe:
         ways = (self.text_only, self.tests, self.over_rpc, self.speculator, self.embeds)
         cache = hardware.cache_type or DEFAULT_CACHE, hardware.flash_attn
         digest = hashlib.sha256(repr((_FORMAT, commit(), built, devices, ways, cache)).encode())
-        files = list(zip(self.paths, self.headers, strict=True))
-        if self.eagle3 is not None:
-            files += zip(self.eagle3.paths, self.eagle3.parts, strict=True)
-        for path, header in files:
+        parts = (part for one in self.files for part in zip(one.paths, one.parts, strict=True))
+        for path, header in parts:
             digest.update(f" {header.file_size}".encode())
             whole_header = TensorInfo("header", (), 0, 0, header.data_offset)
             with path.open("rb") as file:
@@ -137,32 +140,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """The outcome of a trial: the cause of the child's end, "" if it survived; and which of `self_test.TRIALS` fail.
-
-    `new`: the trial was made just now.
-    """
+    """The outcome of a trial: the cause of the child's end, "" if it survived; and which of `self_test.TRIALS` fail."""
 
     fatal: str = ""
     faults: tuple[str, ...] = ()
-    new: bool = False
-
-
-def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> TrialOutcome:
-    """Make sure that loading the model does not end the process; return the verdict of the trial, now or earlier.
-
-    `progress` is called with shares from 0 to 1, if there is a trial now. Raises ModelUnsupported: loading ends the
-    process, or llama.cpp refuses the file; EngineFailed: the child could not be started, failed before it had touched
-    the file or with an error of Python's, or was ended from outside; no verdict is kept.
-    """
-    if not _is_tried(probe):
-        return TrialOutcome()
-    if (verdict := _read_verdict(kept := _kept(probe))) is None:
-        verdict = try_in_child(probe, progress)
-        if verdict.fatal and (speculator := probe.speculator):
-            without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
-            verdict = replace(without, faults=(*without.faults, speculator))
-        _write_verdict(kept, verdict)
-    return _survived(probe, verdict)
 
 
 def known_faults(probe: Probe) -> tuple[str, ...] | None:
@@ -171,7 +152,22 @@ def known_faults(probe: Probe) -> tuple[str, ...] | None:
     if not _is_tried(probe):
         return ()
     verdict = _read_verdict(_kept(probe))
-    return None if verdict is None else _survived(probe, verdict).faults
+    return None if verdict is None else _survived(probe, verdict)
+
+
+def find_faults(probe: Probe, progress: Callable[[float], None] | None = None) -> tuple[str, ...]:
+    """Try an untried model, and keep the verdict; return its faults. `progress` is called with shares from 0 to 1.
+
+    Raises ModelUnsupported: loading ends the process, or llama.cpp refuses the file; EngineFailed: the child could not
+    be started, failed before it had touched the file or with an error of Python's, or was ended from outside; no
+    verdict is kept.
+    """
+    verdict = try_in_child(probe, progress)
+    if verdict.fatal and (speculator := probe.speculator):
+        without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
+        verdict = replace(without, faults=(*without.faults, speculator))
+    _write_verdict(_kept(probe), verdict)
+    return _survived(probe, verdict)
 
 
 def keep_faults(probe: Probe, faults: Sequence[str]) -> None:
@@ -180,7 +176,7 @@ def keep_faults(probe: Probe, faults: Sequence[str]) -> None:
 
 
 def _is_tried(probe: Probe) -> bool:
-    real = probe.paths[0].resolve()
+    real = probe.file.path.resolve()
     bundled = any(real == folder.resolve() / name for folder in system.bundled_dirs() for name in _BUNDLED)
     return os.environ.get("EDGELLM_PROBE") != "off" and bool(sys.executable) and not bundled
 
@@ -189,33 +185,33 @@ def _kept(probe: Probe) -> Path:
     try:
         return system.cache_dir() / "probed" / f"{probe.key()}.json"
     except OSError as error:
-        what = f"{probe.paths[0]} cannot be read: {error.strerror}."
+        what = f"{probe.file.path} cannot be read: {error.strerror}."
         raise ModelUnsupported(what, "Check its permissions.") from error
 
 
-def _survived(probe: Probe, verdict: TrialOutcome) -> TrialOutcome:
+def _survived(probe: Probe, verdict: TrialOutcome) -> tuple[str, ...]:
     if verdict.fatal:
         raise ModelUnsupported(
-            f"{probe.paths[0]} ends the process that loads it: {verdict.fatal}.",
+            f"{probe.file.path} ends the process that loads it: {verdict.fatal}.",
             "Use another file of this model; this one will not be loaded again.",
         )
-    return verdict
+    return verdict.faults
 
 
 def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> TrialOutcome:
     """Load and test the model in a child with these environment variables; return the verdict. `progress` is called
-    with shares from 0 to 1. Raise the EdgeError that loading raised in the child, or as `require_loadable`."""
+    with shares from 0 to 1. Raise the EdgeError that loading raised in the child, or as `find_faults`."""
     eagle3 = probe.eagle3
     with closing(Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1", **environment})) as child:
         child.start()
         trial = child.submit(
-            "try_model", Limits(), path=str(probe.paths[0]), eagle3="" if eagle3 is None else str(eagle3.path),
-            size=sum(header.file_size for header in (*probe.headers, *(() if eagle3 is None else eagle3.parts))),
+            "try_model", Limits(), path=str(probe.file.path), eagle3="" if eagle3 is None else str(eagle3.path),
+            size=sum(file.header.file_size for file in probe.files),
             hardware={name: getattr(probe.hardware, name) for name in TRIED},
             ways={name: getattr(probe, name) for name in ("text_only", "mtp", "embeds", "tests")},
         )  # fmt: skip
         try:
-            return TrialOutcome("", _texts(trial.result(progress=progress).value), new=True)
+            return TrialOutcome("", _texts(trial.result(progress=progress).value))
         except BrokenPipeError:
             cause = "it exits at once"
         except ChildFailed as error:
@@ -223,7 +219,7 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
         words = child.last_words()
         if not trial.began:
             raise EngineFailed(f"The process that tries a model does not start: {words or cause}.", AGAIN)
-        return TrialOutcome(f"{cause}, {words}" if words else cause, new=True)
+        return TrialOutcome(f"{cause}, {words}" if words else cause)
 
 
 def _texts(found: object) -> tuple[str, ...]:

@@ -77,8 +77,7 @@ def test_texts_that_are_too_long_are_refused_or_cut(embedder: Embedder) -> None:
 def test_models_that_give_no_embeddings_are_refused(tmp_path: Path, pooling: int, said: str) -> None:
     path = tmp_path / "model.gguf"
     write("qwen3", path, sizes={"pooling_type": pooling})
-    file = ModelFile.open(path)
     with pytest.raises(ModelUnsupported, match=said):
-        try_in_child(Probe(file.paths, file.parts, embeds=True))
+        try_in_child(Probe(ModelFile.open(path), embeds=True))
     with Model.load(path, faults=()) as model, pytest.raises(ModelUnsupported, match=said):
         Embedder(model)
