@@ -84,15 +84,6 @@ def test_what_ends_a_child_is_not_used_and_not_tried_again(
     assert rows.shape[1] == model.n_vocab
 
 
-def test_a_model_that_works_may_be_laid_out_anew(
-    on_amx: bool, draft_path: Path, laid_out_anew: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probe, "try_in_child", lambda *_, **__: probe.TrialOutcome())
-
-    with Model.load(draft_path):
-        assert laid_out_anew == [True]
-
-
 def test_the_user_decides(on_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "try_in_child", no_child)
     monkeypatch.setenv("EDGELLM_AMX", "off")
