@@ -133,7 +133,6 @@ class ChatTemplate:
     ) -> _Rendered:
         """Return the conversation in the first form that loses nothing in the text, without needless changes; if every
         form loses something, in the form that loses least."""
-        failed: list[TemplateRaised] = []
         best: tuple[_Rendered, list[tuple[str, Change]]] | None = None
 
         def attempt(changes: list[tuple[str, Change]]) -> bool:
@@ -144,8 +143,7 @@ class ChatTemplate:
                 changed = change(changed)
             try:
                 rendered = self._rendered(changed, arguments)
-            except TemplateRaised as error:
-                failed.append(error)
+            except TemplateRaised:
                 return False
             if best is None or rendered.missing < best[0].missing or (rendered.missing == best[0].missing == 0):
                 best = rendered, changes
@@ -163,7 +161,7 @@ class ChatTemplate:
                     chosen = fewer if attempt(fewer) else chosen
                 break
         if best is None:
-            raise failed[0]
+            return self._rendered(conversation, arguments)  # raises why it was refused as it is
         for sentence, _ in best[1]:
             tell(f"{sentence} The chat template wants it so.")
         return best[0]
