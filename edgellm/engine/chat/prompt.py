@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from edgellm.engine.native import ShouldStop, never
 from edgellm.engine.vocabulary import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported
 
-if TYPE_CHECKING:
-    from edgellm.engine.text_model import TextModel
-
 RESERVED = frozenset(
     ("messages", "tools", "tool_choice", "functions", "function_call", "bos_token", "eos_token",
      "add_generation_prompt", "raise_exception", "strftime_now")
@@ -45,6 +42,14 @@ _OPEN, _CLOSE = "\ue000", "\ue001"  # around a placeholder's number; in that ren
 _HOLDER = re.compile(rf"(?:{_OPEN}|\\ue000)(\d+)")  # some templates write JSON in ASCII
 _OURS = re.compile(f"[{_OPEN}{_CLOSE}]")
 _MARKUP = re.compile(r"[<>|\[\]{}/\uff5c\u2581]")  # the last two are in DeepSeek's control tokens
+
+
+class Tokens(Protocol):
+    """A model's tokens, as `TextModel` has them."""
+
+    def tokenize(self, text: str, *, special: bool, most: int | None, should_stop: ShouldStop) -> Ids: ...
+    def check_length(self, text: str, most: int | None) -> None: ...
+    def control_name(self, token: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class _Rendered:
 class ChatTemplate:
     """A model's chat template, which makes token ids of conversations."""
 
-    def __init__(self, renderer: TemplateRenderer, tokens: "TextModel", bos: str, eos: str) -> None:
+    def __init__(self, renderer: TemplateRenderer, tokens: Tokens, bos: str, eos: str) -> None:
         """Set up; `tokens` makes ids of texts, `bos` and `eos` are the texts of those tokens."""
         self._renderer, self._tokens, self._model = renderer, tokens, renderer.model
         self._bos, self._eos = bos, eos
