@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgellm.engine import ModelFile
@@ -22,7 +22,7 @@ from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.layers import RateLimiter, Worker, clean, local_worker, upload
 from edgellm.rpc.trust.trust import Right
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, forget_hashes
-from edgellm.storage.layer_store import CleanResult, LayerStore, cut_layers
+from edgellm.storage.layer_store import CleanResult, LayerStore
 
 ATTEMPTS = 6  # attempts in a row without a new byte
 PAUSE_SECONDS = 1.0  # between two attempts
@@ -40,23 +40,32 @@ class DeployPart:
         return "here" if self.worker is None else self.worker.name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeployProgress:
     """The progress of a part: `arrived` of `total` bytes are there, `already` were there before, and `sent` were sent.
 
-    `activity` is for people. `error`: why the part has ended early. `done` is set last, with or without an error.
+    `notify` is called with every change. `activity` is for people. `error`: why the part has ended early.
     """
 
     part: DeployPart
     total: int
-    already: int = 0
+    notify: "OnProgress"
+    began: float = field(default_factory=time.monotonic)
+    already: int | None = None
     arrived: int = 0
     sent: int = 0
     seconds: float = 0.0
     attempts: int = 0
     activity: str = ""
-    done: bool = False
     error: EdgeError | None = None
+
+    def change(self, **changes: Any) -> None:
+        for name, value in changes.items():
+            setattr(self, name, value)
+        if self.already is None:
+            self.already = changes.get("arrived")
+        self.seconds = time.monotonic() - self.began
+        self.notify(self)
 
 
 OnProgress = Callable[[DeployProgress], None]
@@ -100,75 +109,52 @@ class _Deployment:
 
     async def _part(self, part: DeployPart) -> DeployProgress:
         pieces = self.manifest.covering(part.layers)
-        state = _Part(DeployProgress(part, sum(piece.size for piece in pieces)), self.notify)
+        state = DeployProgress(part, sum(piece.size for piece in pieces), self.notify)
         try:
             if part.worker is None:
-                await self._copy_here(part, state)
+                await self._copy_here(pieces, state)
             else:
                 await self._send(part.worker, [self.manifest.pieces.index(piece) for piece in pieces], state)
         except EdgeError as error:
             if isinstance(error, LayersCorrupt):
                 forget_hashes(self.manifest.fingerprint)
-            state.change(activity="", done=True, error=error)
+            state.change(activity="", error=error)
         else:
-            state.change(activity="", done=True, arrived=state.now.total)
-        return state.now
+            state.change(activity="", arrived=state.total)
+        return state
 
-    async def _copy_here(self, part: DeployPart, state: "_Part") -> None:
-        state.change(activity="cutting")
-        held, done = sum(map(self.store.arrived, self.manifest.covering(part.layers))), 0
-        state.uploaded(held, 0)
-
-        def complete(piece: LayerPiece) -> None:
-            nonlocal done
+    async def _copy_here(self, pieces: Sequence[LayerPiece], state: DeployProgress) -> None:
+        held, done = sum(map(self.store.arrived, pieces)), 0
+        state.change(activity="cutting", arrived=held)
+        for piece in pieces:
+            await asyncio.to_thread(self.store.cut, self.model, piece.layers, piece.size)
             done += piece.size
-            state.uploaded(max(held, done), 0)
+            state.change(arrived=max(held, done))
 
-        await asyncio.to_thread(cut_layers, self.model, self.manifest, part.layers, self.store, complete)
-
-    async def _send(self, worker: Worker, places: Sequence[int], state: "_Part") -> None:
+    async def _send(self, worker: Worker, places: Sequence[int], state: DeployProgress) -> None:
         """Send the pieces. Retry as long as bytes arrive, and give a lost device some time to come back."""
         failures, cut = 0, lambda piece: cut_piece(self.model, piece.layers)
         while True:
-            before = state.now.arrived
+            before = state.arrived
+
+            def uploaded(arrived: int, more: int, sent: int = state.sent) -> None:
+                state.change(arrived=arrived, sent=sent + more)
+
             try:
-                state.attempt()
+                state.change(activity="connecting", attempts=state.attempts + 1)
                 async with await worker.reached().connect() as channel:
                     state.change(activity="sending")
-                    await upload(channel, worker.name, self.manifest, places, cut, self.limiter, state.uploaded)
+                    await upload(channel, worker.name, self.manifest, places, cut, self.limiter, uploaded)
                     return
             except (DeviceLost, VerifierUnreachable) as error:
-                failures = 0 if state.now.arrived > before else failures + 1
+                failures = 0 if state.arrived > before else failures + 1
                 if failures >= ATTEMPTS:
                     raise DeviceLost(
-                        f"{worker.name} was lost, with {state.now.arrived} of {state.now.total} bytes sent:"
-                        f" {error.what}",
+                        f"{worker.name} was lost, with {state.arrived} of {state.total} bytes sent: {error.what}",
                         "Deploy again when it is back: what has arrived is kept.",
                     ) from None
                 state.change(activity="waiting")
                 await asyncio.sleep(PAUSE_SECONDS)
-
-
-class _Part:
-    """The progress of one part, reported on every change."""
-
-    def __init__(self, first: DeployProgress, notify: OnProgress) -> None:
-        self.now, self._notify = first, notify
-        self._began, self._known, self._sent_before = time.monotonic(), False, 0
-
-    def attempt(self) -> None:
-        """Begin to send, once more or for the first time."""
-        self._sent_before = self.now.sent
-        self.change(activity="connecting", attempts=self.now.attempts + 1)
-
-    def uploaded(self, arrived: int, sent: int) -> None:
-        already = self.now.already if self._known else arrived
-        self._known = True
-        self.change(arrived=arrived, sent=self._sent_before + sent, already=already)
-
-    def change(self, **changes: Any) -> None:
-        self.now = replace(self.now, seconds=time.monotonic() - self._began, **changes)
-        self._notify(self.now)
 
 
 def deploy_parts(split: Sequence[StageShare], workers: Mapping[str, Worker]) -> list[DeployPart]:

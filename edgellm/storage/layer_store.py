@@ -7,8 +7,8 @@ records.json                      the manifests of the pieces that each owner ha
 OWNER.lock                        held while OWNER uploads or removes pieces
 lock                              held by the process that evicts, removes or records
 
-OWNER is a device ID in hex, `here` for this device itself, or `cut` for pieces that were cut from this device's own
-model files for a stage, and can be cut again. A request gets exactly the bytes whose hash it names, or none, whichever
+OWNER is a device ID in hex, `here` for programs of this machine, or `cut` for pieces that were cut from this device's
+own model files, and can be cut again. A request gets exactly the bytes whose hash it names, or none, whichever
 device uploaded them. No device removes or replaces pieces that another one uploaded.
 """
 
@@ -350,25 +350,6 @@ class LayerStore:
     def _locked(self) -> Iterator[None]:
         with layer_pieces.storage_errors(self.root), hold_lock(self.root / "lock"):
             yield
-
-
-def cut_layers(
-    model: ModelFile, manifest: Manifest, layers: LayerRange, store: LayerStore,
-    done: Callable[[LayerPiece], object] = lambda _piece: None,
-) -> None:  # fmt: skip
-    """Cut the pieces of `manifest` for these layers from a model on this device, into a store of this device. `done` is
-    called with each complete piece, of which some may be there before. Raise InvalidOption without such layers, and
-    errors as `LayerStore.cut` does."""
-    pieces = manifest.covering(layers)
-    with store.receiving(manifest, pieces) as receive:
-        for piece in pieces:
-            if store.find(piece) is None:
-                with receive(piece) as incoming:
-                    incoming.restart()
-                    for portion in layer_pieces.cut_piece(model, piece.layers):
-                        incoming.append(portion)
-                    incoming.finish()
-            done(piece)
 
 
 def _reduced(records: Iterable[_Record], hashes: Collection[str]) -> list[_Record]:

@@ -4,22 +4,29 @@ from pathlib import Path
 
 from edgellm.engine import ModelFile, check_cuttable, check_gguf
 from edgellm.layer_range import LayerRange
-from edgellm.storage import layer_store as store
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, manifest_of, pieces_of
 from edgellm.storage.layer_store import LayerStore
 
 
 def cut_layers(model: Path, into: LayerStore, layers: LayerRange) -> Manifest:
     """Cuts a stage with these layers on the grid; returns its pieces."""
-    manifest = manifest_of(ModelFile.open(model), [layers])
-    store.cut_layers(ModelFile.open(model), manifest, layers, into)
-    return manifest
+    return _put(model, into, manifest_of(ModelFile.open(model), [layers]), layers)
 
 
 def cut_singly(model: Path, into: LayerStore, layers: LayerRange = LayerRange(0, 8)) -> Manifest:
     """Cuts these layers, each as a piece of its own; returns such pieces of the whole model."""
-    manifest = layerwise(model)
-    store.cut_layers(ModelFile.open(model), manifest, layers, into)
+    return _put(model, into, layerwise(model), layers)
+
+
+def _put(model: Path, into: LayerStore, manifest: Manifest, layers: LayerRange) -> Manifest:
+    """Puts the pieces of these layers into a store, as another program of this machine would."""
+    pieces = manifest.covering(layers)
+    with into.receiving(manifest, pieces) as receive:
+        for piece in pieces:
+            if into.find(piece) is None:
+                with receive(piece) as incoming:
+                    incoming.append(bytes_of(model, manifest, piece)[incoming.size :])
+                    incoming.finish()
     return manifest
 
 

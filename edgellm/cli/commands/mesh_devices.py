@@ -284,7 +284,7 @@ def _advised(file: ModelFile, asked: PlanOptions, own: Hardware) -> tuple[tuple[
 
 def _sent_row(moved: DeployProgress) -> dict[str, Any]:
     return StageShare(moved.part.name, moved.part.layers).to_json() | {
-        "bytes": moved.total, "already": moved.already, "sent": moved.sent, "seconds": round(moved.seconds, 3),
+        "bytes": moved.total, "already": moved.already or 0, "sent": moved.sent, "seconds": round(moved.seconds, 3),
         "attempts": moved.attempts, "error": None if moved.error is None else str(moved.error),
     }  # fmt: skip
 

@@ -39,7 +39,7 @@ from edgellm.state import write_state
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, set_max_age
 from edgellm.storage.layer_pieces import manifest_of
-from edgellm.storage.layer_store import LayerStore, cut_layers
+from edgellm.storage.layer_store import LayerStore
 from testkit import ROOT
 
 MODELS = ROOT / "models"
@@ -78,7 +78,7 @@ def sound_home(home: Path) -> None:
     web_certificate(http_folder(), ["desk.local"])
     first = LayerRange(0, 1)
     file = ModelFile.open(draft)
-    cut_layers(file, manifest_of(file, [first]), first, LayerStore(limit=10**9))
+    LayerStore(limit=10**9).cut(file, first, 0)
     figures = DeviceFigures(
         1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, 10**9, "a processor", "1", 0.0, "", "asked for"
     )  # fmt: skip
