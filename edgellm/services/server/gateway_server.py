@@ -10,7 +10,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.listener import Listening, Notify, tell_nobody
 from edgellm.services.server.servers import SessionServer
-from edgellm.services.server.verification_service import VerifyingModel, tokenizer_to_send
+from edgellm.services.server.verification_service import MAX_WAITING, VerifyingModel, tokenizer_to_send
 from edgellm.services.verification_codec import VerifierInfo
 from edgellm.spec.sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
@@ -22,7 +22,6 @@ from edgellm.verifier.worker import ColocatedVerifier
 LEAST = 1.5
 """The seconds of a verdict's least deadline: shorter than a device's least wait, so that another server can be asked in
 place of one that stalls."""
-_WAITING = 128  # waiting requests for a model, besides requests in flight
 
 
 Watcher: TypeAlias = Callable[[ServerPool, ColocatedVerifier], None]
@@ -40,7 +39,7 @@ class GatewayServer(SessionServer):
         `SessionServer`."""
         super().__init__(address, on_event, trust)
         self._opening = opening
-        self._served: list[tuple[GatewayBackend, VerifyingModel]] = []
+        self.backends: list[GatewayBackend] = []
         self._watchers: list[Watcher] = []
         self._lock, self._closed = threading.Lock(), False  # the lock is held while models are added
         for model in models:
@@ -48,11 +47,7 @@ class GatewayServer(SessionServer):
 
     @property
     def models(self) -> tuple[ServerPool, ...]:
-        return tuple(backend.pool for backend, _ in self._served)
-
-    @property
-    def backends(self) -> tuple[GatewayBackend, ...]:
-        return tuple(backend for backend, _ in self._served)
+        return tuple(backend.pool for backend in self.backends)
 
     @property
     def away(self) -> tuple[ServerURL, ...]:
@@ -64,14 +59,14 @@ class GatewayServer(SessionServer):
             if self._closed:
                 model.close()
                 return
-            backend, waiting = GatewayBackend(model), _WAITING + model.places
+            backend, waiting = GatewayBackend(model), MAX_WAITING + model.places  # besides requests in flight
             grammar = model.text.grammar if model.capabilities.grammars else None
             tokenizer = tokenizer_to_send(model.text.file, model.name)
             verifying = VerifyingModel(
                 _info(model), model.text.vocabulary, backend, waiting, grammar, tokenizer=tokenizer
             )
             self.serve(verifying)
-            self._served.append((backend, verifying))
+            self.backends.append(backend)
             for watcher in self._watchers:
                 watcher(model, verifying.inside())
 
@@ -79,8 +74,8 @@ class GatewayServer(SessionServer):
         """Call `now` with each model that is served, and have `later` called, from another thread, with each that is
         added."""
         with self._lock:
-            for backend, verifying in self._served:
-                now(backend.pool, verifying.inside())
+            for model, verifying in zip(self.models, self._service.models, strict=True):
+                now(model, verifying.inside())
             self._watchers.append(later)
 
     def close(self) -> None:
