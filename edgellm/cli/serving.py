@@ -115,7 +115,6 @@ def _over_devices(asked: Asked) -> ServedModel:
 def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Verify drafts of other devices with a model, which answers HTTP clients, too."""
     from edgellm.services.server.listener import Listening
-    from edgellm.services.server.servers import VerifierOptions
     from edgellm.services.server.servers import serve_verifier as start
 
     link, head = asked.link, _eagle3(ctx, asked.models.draft)
@@ -130,7 +129,7 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
 
         server = start(
             path, Listening(link.host, link.port, link.paired_only, _print_report),
-            VerifierOptions(asked.served.sessions), hardware=asked.hardware.of(VERIFIER), eagle3=head,
+            asked.served.sessions, hardware=asked.hardware.of(VERIFIER), eagle3=head,
             progress=partial(loading, path.name), measure=measured,
         )  # fmt: skip
     say(f"{server.placement}.", style="dim")

@@ -28,11 +28,13 @@ import sys
 from functools import partial
 from pathlib import Path
 from testkit.processes.paced_pair import Paced
-from edgellm.services.server import servers
+from edgellm.engine.hardware import Hardware
+from edgellm.services.server.servers import Listening, serve_verifier
+from edgellm.verifier import worker
 model, port, pace, sessions = sys.argv[1:]
-servers.Context = partial(Paced, pace=float(pace))
-options = servers.VerifierOptions(int(sessions), context=1024, threads=1)
-servers.serve_verifier(Path(model), servers.Listening(port=int(port)), options).wait()
+worker.Context = partial(Paced, pace=float(pace))
+hardware = Hardware(threads=1, n_ctx=1024)
+serve_verifier(Path(model), Listening(port=int(port)), int(sessions), hardware=hardware).wait()
 """
 
 

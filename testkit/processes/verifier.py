@@ -21,21 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from edgellm.engine import Vocabulary
+from edgellm.engine.hardware import Hardware
 from edgellm.errors import EdgeError
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.listener import Listening
-from edgellm.services.server.servers import VerifierOptions, serve_verifier
+from edgellm.services.server.servers import serve_verifier
 from testkit import ROOT, free_port
 
 _SERVE = """
 import sys
 from pathlib import Path
+from edgellm.engine.hardware import Hardware
 from edgellm.services.server.listener import Listening
-from edgellm.services.server.servers import VerifierOptions, serve_verifier
+from edgellm.services.server.servers import serve_verifier
 model, port, threads, context = sys.argv[1:]
-options = VerifierOptions(2, context=int(context), threads=int(threads) or None)
-serve_verifier(Path(model), Listening(port=int(port)), options).wait()
+hardware = Hardware(threads=int(threads) or None, n_ctx=int(context))
+serve_verifier(Path(model), Listening(port=int(port)), 2, hardware=hardware).wait()
 """
 CONTEXT = 1024  # positions of a session
 
@@ -149,7 +151,8 @@ def main() -> None:
     server = serve_verifier(
         Path(model),
         Listening(port=int(port), paired_only=True, on_event=on_event),
-        VerifierOptions(int(sessions), CONTEXT, threads=1),
+        int(sessions),
+        hardware=Hardware(threads=1, n_ctx=CONTEXT),
     )
     while not server.wait(1.0):
         print(json.dumps({"sessions": open_now, **asdict(server.counters)}), flush=True)

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model
+from edgellm.engine.hardware import Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import VerifierBusy
 from edgellm.rpc import channel
 from edgellm.rpc.channel import MAX_BUSY_MS, SESSION
@@ -22,7 +24,6 @@ from edgellm.services.verification_codec import write_open
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from edgellm.spec.verification import judge
-from edgellm.verifier.scheduler import SchedulerLimits
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone, wait_for
 from tests.services.test_verification_service import Device, verify
 from tests.waiting import until
@@ -138,8 +139,10 @@ def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
 
 def test_more_sessions_than_rows_of_a_batch(exact: Model, prompt: Ids, alone: Alone) -> None:
     """Whatever the scheduler may put together, llama.cpp wants room for one row of every sequence, and a chunk fits."""
-    limits = SchedulerLimits(rows=2)
-    with VerifierServer(exact, ANYWHERE, sessions=4, context=POSITIONS, threads=1, limits=limits) as server:
+    with (
+        Model.load(exact.path, LoadSpec(Hardware(n_batch=2, threads=1))) as model,
+        VerifierServer(model, ANYWHERE, sessions=4, context=POSITIONS) as server,
+    ):
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         right = Chunk(ids=np.array(alone(prompt, 8), dtype=np.int32))
         verdict = remote.open(GenerationState()).submit(prompt, right).result()

@@ -22,7 +22,7 @@ from edgellm.llm.cost_curves import estimated_curve
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.listener import Listening
-from edgellm.services.server.servers import VerifierOptions, VerifierServer, serve_verifier
+from edgellm.services.server.servers import VerifierServer, serve_verifier
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import GenerationState
@@ -37,7 +37,7 @@ from tests.waiting import until
 NEVER = replace(PATIENT, retry=60.0, retry_most=60.0)
 
 
-FREE = Listening(port=0)
+FREE, SMALL = Listening(port=0), Hardware(threads=1, n_ctx=256)
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def test_a_device_waits_for_a_verifier_that_is_measured_yet(exact: Model) -> Non
         if doing.startswith("measuring"):
             go.set()
 
-    where, options = Listening(port=free_port()), VerifierOptions(1, context=64, threads=1)
+    where = Listening(port=free_port())
     with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(serve_verifier, exact.path, where, options, measure=measure)
+        serving = pool.submit(serve_verifier, exact.path, where, 1, hardware=SMALL, measure=measure)
         while True:
             with suppress(errors.VerifierUnreachable):  # it does not listen yet
                 address = Address.of(where.host, where.port)
@@ -172,7 +172,7 @@ def test_a_taken_port_is_said_before_a_model_is_loaded(own: VerifierServer, tmp_
         serve_verifier(tmp_path / "nothing.gguf", Listening(port=0))
 
 
-@pytest.mark.parametrize("wrong", [{"sessions": 0}, {"context": 0}, {"context": 10**6}, {"max_waiting": 0}])
+@pytest.mark.parametrize("wrong", [{"sessions": 0}, {"context": 0}, {"context": 10**6}])
 def test_sizes_that_cannot_be_meant(exact: Model, wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(wrong))):
         VerifierServer(exact, ANYWHERE, **wrong)  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ def test_a_verifier_has_the_sessions_that_fit(architectures: Architectures, monk
     taken = Counter[str]()
     place_model(ModelFile.open(path), Hardware(n_ctx=256), taken, verifies=True, sessions=5)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: taken["CPU"])
-    server = serve_verifier(path, FREE, VerifierOptions(context=256, threads=1))
+    server = serve_verifier(path, FREE, hardware=SMALL)
     try:
         assert server.sessions == 5
         assert "5 sessions at once, not 8: " in server.placement
@@ -223,14 +223,14 @@ def test_a_verifier_has_the_sessions_that_fit(architectures: Architectures, monk
         server.stop()
         server.close()
     with pytest.raises(MemoryShort, match="fewer sessions, 5 fit"):
-        serve_verifier(path, FREE, VerifierOptions(6, 256, 1))
+        serve_verifier(path, FREE, 6, hardware=SMALL)
     with pytest.raises(InvalidOption, match="was trained for 1024"):  # no matter how much fits
-        serve_verifier(path, FREE, VerifierOptions(context=2_048, threads=1))
+        serve_verifier(path, FREE, hardware=replace(SMALL, n_ctx=2_048))
 
 
 def test_a_head_is_served_with_its_verifier(architectures: Architectures, heads: Heads) -> None:
     head = ModelFile.open(heads("llama", own=True))
-    server = serve_verifier(architectures("llama"), FREE, VerifierOptions(2, 128, 1), eagle3=head)
+    server = serve_verifier(architectures("llama"), FREE, 2, hardware=SMALL, eagle3=head)
     try:
         assert server.model.speculator is not None
         assert f"the EAGLE-3 head {head.path.name} drafts from its states" in server.placement
@@ -238,7 +238,7 @@ def test_a_head_is_served_with_its_verifier(architectures: Architectures, heads:
         server.stop()
         server.close()
     with pytest.raises(errors.ModelUnsupported, match="does not fit the verifier"):
-        serve_verifier(architectures("qwen2"), FREE, VerifierOptions(2, 128, 1), eagle3=head)
+        serve_verifier(architectures("qwen2"), FREE, 2, hardware=SMALL, eagle3=head)
 
 
 def test_a_device_that_never_closes_can_still_leave(own: VerifierServer) -> None:

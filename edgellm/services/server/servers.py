@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,12 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.layer_service import LayerService
 from edgellm.services.server.listener import BEAT_SECONDS, Listener, Listening, Notify, Service, tell_nobody
 from edgellm.services.server.mesh_service import WorkerService
-from edgellm.services.server.verification_service import VerificationService, VerifyingModel, tokenizer_to_send
+from edgellm.services.server.verification_service import (
+    MAX_WAITING,
+    VerificationService,
+    VerifyingModel,
+    tokenizer_to_send,
+)
 from edgellm.services.verification_codec import VerifierInfo
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import Capabilities
@@ -80,19 +84,6 @@ class SessionServer(Listener):
             await asyncio.to_thread(model.backend.close)
 
 
-@dataclass(frozen=True, slots=True)
-class VerifierOptions:
-    """The options of a served verifier. Memory is reserved for `sessions` replies of `context` tokens each; more may be
-    open than that. Beyond `max_waiting` requests at once, further ones are answered *busy*. The model's hardware sets
-    the rows of a batch, unless there are `limits`."""
-
-    sessions: int | None = None
-    context: int | None = None
-    threads: int | None = None
-    max_waiting: int = 128
-    limits: SchedulerLimits | None = None
-
-
 class VerifierServer(SessionServer):
     """Verifies for several devices at once. `start`, then `stop`; both may come from any thread."""
 
@@ -102,28 +93,32 @@ class VerifierServer(SessionServer):
         self, model: Model | None, address: Address, *, on_event: Notify = tell_nobody, trust: Trust | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        """Serve `model` with these `VerifierOptions`; without it, listen, and have devices wait for `use`. See
+        """Serve `model` with these `options` of `use`; without it, listen, and have devices wait for `use`. See
         `Listener`, and for what it raises also `use`."""
         super().__init__(address, on_event, trust)
         if model is not None:
-            self.use(model, VerifierOptions(**options))
+            self.use(model, **options)
 
-    def use(self, model: Model, options: VerifierOptions, curve: CostCurve | None = None, placement: str = "") -> None:
-        """Serve `model` from now on. The caller closes it. The cost `curve` decides the padding of decodes for a lone
-        device (see `Context.fill`), and the tokens by which prefills advance. `placement` says where the model is, and
-        why. Raises InvalidOption: a size that cannot be meant; EngineFailed: no memory for that many sessions."""
+    def use(
+        self, model: Model, sessions: int = SESSIONS, context: int | None = None, threads: int | None = None,
+        max_waiting: int = MAX_WAITING, *, curve: CostCurve | None = None, placement: str = "",
+    ) -> None:  # fmt: skip
+        """Serve `model` from now on. The caller closes it. Memory is reserved for `sessions` replies of `context`
+        tokens each; more may be open than that. Beyond `max_waiting` requests at once, further ones are answered
+        *busy*. The cost `curve` decides the padding of decodes for a lone device (see `Context.fill`), and the tokens
+        by which prefills advance. `placement` says where the model is, and why. Raises InvalidOption: a size that
+        cannot be meant; EngineFailed: no memory for that many sessions."""
         self.model, self.placement = model, placement
-        self.sessions = sessions = positive("sessions", SESSIONS if options.sessions is None else options.sessions)
-        self.context_length = positive("context", positions(model, options.context))
-        positive("max_waiting", options.max_waiting)
-        limits = options.limits or SchedulerLimits(rows=model.hardware.n_batch or SchedulerLimits().rows)
+        self.sessions = positive("sessions", sessions)
+        self.context_length = positive("context", positions(model, context))
+        limits = SchedulerLimits(rows=model.hardware.n_batch or SchedulerLimits().rows)
         model_hash = ""
         with suppress(OSError):  # the file has been removed: it is not offered
             model_hash = fingerprint(model.path)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         spec = ContextSpec(
-            self.context_length, sessions, rows, options.threads, unified=False, rolls_back=True,
+            self.context_length, sessions, rows, threads, unified=False, rolls_back=True,
             speculates=True, reproducible=model.hardware.reproducible,
         )  # fmt: skip
         self._worker = VerifierWorker.over(model, spec, limits)
@@ -138,7 +133,7 @@ class VerifierServer(SessionServer):
         )  # fmt: skip
         self.serve(
             VerifyingModel(
-                info, vocabulary, self._worker, options.max_waiting, model.grammar, model.header.file_size,
+                info, vocabulary, self._worker, max_waiting, model.grammar, model.header.file_size,
                 tokenizer_to_send(model.file, name),
             )
         )  # fmt: skip
@@ -155,22 +150,21 @@ class VerifierServer(SessionServer):
 
 
 def serve_verifier(
-    model: Path, where: Listening = Listening(), options: VerifierOptions = VerifierOptions(), *,
+    model: Path, where: Listening = Listening(), sessions: int | None = None, *,
     hardware: Hardware = ON_PROCESSOR, eagle3: ModelFile | None = None,
     progress: Callable[[float], None] | None = None, measure: Callable[[Model], CostCurve] | None = None,
 ) -> VerifierServer:  # fmt: skip
     """Listen, load the model file and serve it; return the running server, which the caller stops. Devices that connect
-    meanwhile wait, and are told of the progress. Without a number of sessions there is memory for `SESSIONS`, or as
-    many as fit: `VerifierServer.placement` says why. `measure` returns the cost curve of the loaded model, before any
-    request; see `VerifierServer.use`. `eagle3` is an EAGLE-3 head that drafts the extra tokens of verdicts. Raises
-    PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised before the model
-    is loaded; ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading; ModelUnsupported: the head
-    does not fit the model; MemoryShort: the sessions, or not even one of them, do not fit; raised before the model is
-    loaded."""
-    sessions, context = options.sessions, options.context
+    meanwhile wait, and are told of the progress. There is memory for so many `sessions`; without a number for
+    `SESSIONS`, or as many as fit: `VerifierServer.placement` says why. `measure` returns the cost curve of the loaded
+    model, before any request; see `VerifierServer.use`. `eagle3` is an EAGLE-3 head that drafts the extra tokens of
+    verdicts. Raises PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised
+    before the model is loaded; ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading;
+    ModelUnsupported: the head does not fit the model; MemoryShort: the sessions, or not even one of them, do not fit;
+    raised before the model is loaded."""
     wanted = SESSIONS if sessions is None else positive("sessions", sessions)
     address, trust = where.checked()
-    file, hardware = ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx)
+    file = ModelFile.open(model)
     check_context(file.header, file.path.name, hardware.n_ctx)
     placed = place_sessions(file, hardware, sessions=wanted, fewer=sessions is None, eagle3=eagle3)
     server = VerifierServer(None, address, on_event=where.on_event, trust=trust)
@@ -183,7 +177,7 @@ def serve_verifier(
         )
         server.prepare(f"measuring {name}")
         curve = None if measure is None else measure(loaded)
-        server.use(loaded, replace(options, sessions=placed.sessions), curve, placed.reason)
+        server.use(loaded, placed.sessions, curve=curve, placement=placed.reason)
     except BaseException:
         server.stop(0.0)
         raise

@@ -37,6 +37,7 @@ from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
 
 EVENTS_PER_SECOND = 50.0  # refill of a device's bucket
 BURST = 128  # capacity of a bucket
+MAX_WAITING = 128  # waiting requests for a model
 _TOKENIZER_PART = 2**16  # bytes that a device must read in time
 _SHORTEST_BUSY_MS = 50
 _HELD_SECONDS = 1.0  # longest pause in reading a session that was answered *busy*: the queue may be free sooner
