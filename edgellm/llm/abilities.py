@@ -23,7 +23,6 @@ from edgellm.storage import list_models
 
 MOST_OF_VERIFIER = 0.5
 """The largest useful draft model, as a share of the verifier's bytes."""
-_STEP = 1024  # tokens; proposed contexts are multiples of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,19 +213,3 @@ def _context(header: GgufHeader) -> Ability:
     cost = f"{per_token / 1e3:.1f} kB a token" if per_token else "the same memory for any length"
     fits = _longest(header, trained)
     return Ability("context", True, f"{chosen} tokens by default; trained for {trained}, {fits} fit here, at {cost}")
-
-
-def longer_context(models: Mapping[str, tuple[GgufHeader, int]], tokens: int) -> str:
-    """Return advice for a prompt and its reply of `tokens`. `models` are headers and the tokens that each model was
-    trained for, by name."""
-    name, trained = min(((name, trained) for name, (_, trained) in models.items()), key=lambda known: known[1])
-    if tokens > trained:
-        return f"Shorten it: {name} was trained for {trained} tokens."
-    n_ctx = min(trained, -(-tokens // _STEP) * _STEP)
-    size, free = n_ctx * sum(header.cache_bytes_per_token for header, _ in models.values()), free_memory()
-    if size > free:
-        return (
-            f"Shorten it: the keys and values of {n_ctx} tokens take up to {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB"
-            " are free."
-        )
-    return f"Give --ctx-size {n_ctx}: its keys and values take up to {size / 1e6:.0f} MB of {free / 1e9:.1f} GB free."

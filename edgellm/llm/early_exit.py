@@ -1,6 +1,7 @@
 """Early exits from a draft model: the two parts that it is cut into, and a drafter with them."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -61,10 +62,8 @@ class EarlyExits:
                 self._parts = [opened.enter_context(Model.load(part, hardware)) for part in parts]
                 opened.pop_all()
         lower, upper = self._parts
-        return EarlyExitDrafter(
-            lower, upper, n_ctx=spec.n_ctx, threads=spec.threads, threshold=threshold,
-            layers=tuple(each for each in layers if each < lower.n_layer), shared=shared,
-        )  # fmt: skip
+        below = tuple(each for each in layers if each < lower.n_layer)
+        return EarlyExitDrafter(lower, upper, spec, threshold=threshold, layers=below, shared=shared)
 
     def close(self) -> None:
         """Close the parts."""
@@ -98,24 +97,22 @@ class EarlyExitDrafter(ModelDrafter):
     exits = True
 
     def __init__(
-        self, lower: Model, upper: Model, *, n_ctx: int, threads: int | None, threshold: float,
-        layers: tuple[int, ...] = (), shared: int | None = None,
+        self, lower: Model, upper: Model, spec: ContextSpec, *, threshold: float, layers: tuple[int, ...] = (),
+        shared: int | None = None,
     ) -> None:  # fmt: skip
-        """Open contexts over the two shards of a model: `cut(..., 0, e, head=True)` and `cut(..., e + 1, last,
-        head=True)`. A token leaves early where the probability of the likeliest token is more than `threshold` above
-        that of the second; 1 means never. `layers`, of the lower shard, and `shared` as in `ModelDrafter`."""
+        """Open contexts like `spec` over the two shards of a model: `cut(..., 0, e, head=True)` and `cut(..., e + 1,
+        last, head=True)`. A token leaves early where the probability of the likeliest token is more than `threshold`
+        above that of the second; 1 means never. `layers`, of the lower shard, and `shared` as in `ModelDrafter`."""
         self._layer, self._threshold = lower.n_layer - 1, threshold
         capture = Capture(attention=layers, outputs=(self._layer,), stop_after=self._layer)
-        below = Context(lower, ContextSpec(n_ctx=n_ctx, threads=threads, whole_window=True), capture=capture)
-        try:
-            self._upper = Context(upper, ContextSpec(n_ctx=n_ctx, threads=threads, whole_window=True))
-        except BaseException:
-            below.close()
-            raise
+        with ExitStack() as opened:
+            below = opened.enter_context(Context(lower, replace(spec, whole_window=True), capture=capture))
+            self._upper = Context(upper, replace(spec, whole_window=True))
+            opened.pop_all()
         super().__init__(lower, below, layers, shared)
         self._recorder = cast("Recorder", below.captured)
         # The lower shard's output at each position; rows beyond the upper cache's length wait.
-        self._rows = np.empty((n_ctx, lower.n_embd), dtype=np.float32)
+        self._rows = np.empty((spec.n_ctx, lower.n_embd), dtype=np.float32)
 
     def begin(self, state: GenerationState) -> None:
         super().begin(state)

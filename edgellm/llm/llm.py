@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, Self
 
 from edgellm.engine import Message, Model
+from edgellm.engine.memory_fit import free_memory
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm.engine import PairEngine
@@ -26,6 +27,7 @@ from edgellm.spec.types import Explanation, Ids, Notice
 from edgellm.storage import name_of
 from edgellm.storage.model_files import DEFAULT, Named
 
+_STEP = 1024  # tokens; proposed contexts are multiples of this
 _AVOIDED = {
     "eagle3": "EAGLE-3 drafts", "mtp": "MTP drafts", "rollback": "rolled back texts",
     "rows": "several tokens of a text in one batch", "sequences": "several texts in one batch",
@@ -231,9 +233,17 @@ class LLM:
         """Return advice for a prompt and its reply of `tokens`, more than the context holds."""
         if self.engine.linked:
             return "Shorten it, or open the verifier with a longer context."
-        from edgellm.llm.abilities import longer_context
-
-        return longer_context({model.name: (model.header, model.n_ctx_train) for model in self.engine.models}, tokens)
+        models = self.engine.models
+        least = min(models, key=lambda model: model.n_ctx_train)
+        if tokens > least.n_ctx_train:
+            return f"Shorten it: {least.name} was trained for {least.n_ctx_train} tokens."
+        n_ctx = min(least.n_ctx_train, -(-tokens // _STEP) * _STEP)
+        size, free = n_ctx * sum(model.header.cache_bytes_per_token for model in models), free_memory()
+        room = f"{free / 1e9:.1f} GB"
+        if size > free:
+            much = f"{size / 1e9:.1f} GB"
+            return f"Shorten it: the keys and values of {n_ctx} tokens take up to {much}, and {room} are free."
+        return f"Give --ctx-size {n_ctx}: its keys and values take up to {size / 1e6:.0f} MB of {room} free."
 
     @property
     def text_model(self) -> Model | None:

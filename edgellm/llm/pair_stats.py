@@ -14,7 +14,6 @@ from typing import Any
 
 from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
-from edgellm.spec.drafting.policy import Arm
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions, mechanism
@@ -189,8 +188,6 @@ class PairStats:
         `given` is a profile to use. Without `history`, and while the history is off, observations stay in memory.
         Raises ProfileUnusable: the given profile is of other models, of another version, or no profile."""
         self._draft, self._verifier, self._history = draft, verifier, history
-        self.verdicts = Arm()
-        """The recent waits for a verdict on a drafted chunk, by reply."""
         self._learned: dict[tuple[object, ...], tuple[BudgetController, ConfidenceAcceptance]]
         self._learned = defaultdict(lambda: (BudgetController(), ConfidenceAcceptance()))
         self._hashes: tuple[str, str] | None = None

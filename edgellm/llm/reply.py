@@ -257,8 +257,6 @@ def write(
             _log.info("reply of %d tokens to a prompt of %d: %s", stats.tokens, len(prompt), stats.finish_reason)
             if plan.copies is not None:
                 drafting.end()
-            if engine.knowledge is not None and stats.verdict_seconds is not None:
-                engine.knowledge.verdicts.add(1.0, stats.verdict_seconds)
         if stats.finish_reason == "stop":
             drafting.add(prompt, stats.ids)
         if plan.copies is not None and (slow := drafting.slow_once(DRAFT_MODEL)):

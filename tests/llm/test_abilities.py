@@ -77,12 +77,15 @@ def test_a_header_that_says_little_is_no_error(architectures: Architectures, dam
     file = replace(file, header=replace(file.header, metadata=metadata))
     able = {ability.name: ability.able for ability in abilities(file)}
     assert not able["chat" if damage == "tokens" else "context"]
+    assert bool(context_memory(file.header)) == (damage == "tokens")
 
 
 def test_a_model_that_does_not_fit_says_so(verifier_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert context_memory(ModelFile.open(verifier_path).header)
     monkeypatch.setattr("edgellm.llm.abilities.free_memory", lambda: 10**6)
     context = found(verifier_path)["context"]
     assert (context.able, context.reason) == (False, "its weights take 0.0 GB, and 0.0 GB are free")
+    assert context_memory(ModelFile.open(verifier_path).header) == []
 
 
 def test_the_memory_of_a_context_is_what_it_takes(tmp_path: Path) -> None:
@@ -106,15 +109,3 @@ def test_the_memory_of_a_context_is_what_it_takes(tmp_path: Path) -> None:
         assert captured.compute["CPU"] < row.attention + 0.5 * plain.compute["CPU"]
         for taken_by_a_token in indexes:
             assert 0.6 < taken_by_a_token / (row.index / row.tokens) <= 1.05
-
-
-@pytest.mark.parametrize("damage", ["context_length", "memory"])
-def test_without_numbers_no_memory_is_told(
-    architectures: Architectures, damage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = ModelFile.open(architectures("llama"))
-    assert context_memory(file.header)
-    if damage == "memory":
-        monkeypatch.setattr("edgellm.llm.abilities.free_memory", lambda: 1_000)
-    metadata = {key: value for key, value in file.header.metadata.items() if damage not in key}
-    assert context_memory(replace(file.header, metadata=metadata)) == []

@@ -105,18 +105,6 @@ def test_replies_are_those_of_the_same_model_without_the_layer(
             assert reasons == ["the model's MTP layer drafts where that is faster"]
 
 
-@pytest.mark.parametrize("name", ["qwen35", "glm4moe"])
-def test_beside_a_draft_model_it_drafts_nothing(architectures: Architectures, name: str) -> None:
-    draft, verifier = architectures(name, 0.12), architectures(name, mtp="useful")
-    with (
-        LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair,
-        LLM.open(None, architectures(name), threads=1, n_ctx=512, history=False) as alone,
-    ):
-        expected, _ = written(alone)
-        found = written(pair, retrieval="off", gate="always", gamma=4)
-        assert found == (expected, ["the model's MTP layer drafts nothing: the draft model drafts"])
-
-
 @pytest.mark.parametrize(("name", "own"), [("llama", True), ("qwen35", False)])
 def test_replies_with_a_head_are_those_of_the_verifier_alone(
     architectures: Architectures, heads: Heads, name: str, own: bool, rows_are_cheap: None
@@ -157,6 +145,7 @@ def test_where_it_cannot_draft_the_reason_is_told(architectures: Architectures) 
         for options, reason in (
             ({"budget": 0.3}, "not everything is verified"),
             ({"logprobs": 0}, "log-probabilities are requested"),
+            ({"retrieval": "off", "gate": "always", "gamma": 4}, "MTP layer drafts nothing: the draft model drafts"),
         ):
             assert [said.endswith(reason) for said in written(pair, **options)[1]] == [True]
 

@@ -30,14 +30,14 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import Constraint, Notice, Penalties, Sampling, Token
+from edgellm.spec.types import Constraint, Penalties, Sampling, Token
 from testkit.gguf.architectures import write as random_model
 from testkit.retokenized import ONE_TOKENIZER, PAIRS, padded, permuted, sentencepiece, write
 from tests.http.conftest import serving
 from tests.llm.conftest import Retokenized
 from tests.rpc.strangers import befriend, device
 from tests.services.scripted import scripted
-from tests.spec.real import case, ids
+from tests.spec.real import case, ids, told
 
 OTHERS = list(PAIRS)[ONE_TOKENIZER:]
 ANYWHERE = Address("127.0.0.1", 0)
@@ -248,10 +248,7 @@ def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(retokenize
         )  # fmt: skip
         for changes, said in options:
             reply = pair.reply(case(2), ReplyOptions(max_tokens=16, **changes))
-            heard: list[Notice] = []
-            reply.listen(heard.append)
-            list(reply)
-            assert any(said in notice.text for notice in heard), changes
+            assert any(said in one for one in told(reply)), changes
             assert reply.summary.share_verified == 1.0
         assert ids(pair.reply(case(2), max_tokens=16, logprobs=2)) == wanted
 

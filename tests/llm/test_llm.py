@@ -17,10 +17,10 @@ from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Explanation, Notice, PromptProgress
+from edgellm.spec.types import Explanation, PromptProgress
 from testkit.gguf.changed import with_sampling
 from tests.decodes import FEW, Decodes, Watched
-from tests.spec.real import case, ids
+from tests.spec.real import case, ids, told
 from tests.watching import calls_of
 
 # --- stopping, and starting again -----------------------------------------------------------------------------------
@@ -138,12 +138,9 @@ def test_a_reply_that_fills_the_context_ends_with_a_notice(f32_pair: tuple[Path,
     reference = ids(alone.reply(messages, max_tokens=room))
     assert len(reference) == room
     with LLM.open(*f32_pair, n_ctx=prompt + room, threads=1) as tight:
-        notices: list[Notice] = []
         reply = tight.reply(messages)
-        reply.listen(on_notice=notices.append)
-        assert ids(reply) == reference
-        assert reply.summary.finish_reason == "length"
-        assert [str(prompt + room) in notice.text for notice in notices] == [True]
+        assert str(prompt + room) in told(reply)[-1]
+        assert (reply.summary.ids, reply.summary.finish_reason) == (reference, "length")
 
 
 def test_more_context_than_the_model_was_trained_for_is_refused_before_it_is_loaded(

@@ -15,11 +15,11 @@ from edgellm.llm import LLM, find_profile, profile_path, read_profile
 from edgellm.llm.pair_stats import forget, kept
 from edgellm.llm.profiling import PairProfiler
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.types import Explanation, Notice
+from edgellm.spec.types import Notice
 from edgellm.storage import fingerprint
 from tests.cli.conftest import Edge, edge
 from tests.llm.conftest import ASKED, PROFILED, prompts
-from tests.spec.real import case
+from tests.spec.real import case, told
 from tests.watching import calls_of
 
 __all__ = ["edge"]
@@ -122,12 +122,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
     assert profile.terms.chunks >= enough
     assert not list((home / "data" / "profiles").glob("*.first.json"))
     with LLM.open(*f32_pair, threads=1) as pair:
-        heard: list[Explanation] = []
-        reply = pair.reply(case(1), max_tokens=24, budget=0.2)
-        reply.listen(on_notice=news.append, on_explain=heard.append)
-        list(reply)
-        assert "of the profiled replies" in heard[0].text
-    assert "has a profile now" in news[-1].text
+        assert "of the profiled replies" in told(pair.reply(case(1), max_tokens=24, budget=0.2))[0]
 
 
 def test_a_place_that_cannot_be_written_does_not_stop_a_reply(
@@ -135,12 +130,8 @@ def test_a_place_that_cannot_be_written_does_not_stop_a_reply(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "file"))
-    news: list[Notice] = []
     with LLM.open(*f32_pair, threads=1) as pair:
-        reply = pair.reply(case(1), max_tokens=12, budget=0.2)
-        reply.listen(on_notice=news.append)
-        assert list(reply)
-    assert "cannot be saved" in news[-1].text
+        assert "cannot be saved" in told(pair.reply(case(1), max_tokens=12, budget=0.2))[-1]
 
 
 def test_of_a_reply_without_drafts_there_is_nothing_to_save(pair: LLM) -> None:

@@ -15,7 +15,7 @@ from edgellm.spec.params import GATES
 from edgellm.spec.types import Chunk, Decision, Notice, Round, Source, Verdict
 from edgellm.verifier.in_process import EXTRA_TOKENS
 from tests.llm.conftest import ASKED, prompts
-from tests.spec.real import case, ids
+from tests.spec.real import case, ids, told
 
 BUDGETED = sorted(set(GATES) - {"always", "never"})
 
@@ -36,12 +36,9 @@ def test_with_a_budget_of_nothing_the_draft_model_writes(profiled: LLM, f32_pair
 
 
 def test_an_early_exit_without_a_draft_model_is_not_ignored_in_silence(verifier_path: Path) -> None:
-    told: list[Notice] = []
     with LLM.open(None, verifier_path, threads=1, history=False) as llm:
-        reply = llm.reply("Where is the mug?", max_tokens=2, early_exit=True)
-        reply.listen(on_notice=told.append)
-        assert list(reply)
-    assert any("early exit has no effect" in notice.text for notice in told)
+        said = told(llm.reply("Where is the mug?", max_tokens=2, early_exit=True))
+    assert any("early exit has no effect" in one for one in said)
 
 
 def test_early_exit_is_seen_in_the_tokens(profiled: LLM) -> None:
@@ -93,11 +90,8 @@ def test_gates_that_need_importance_work_with_guesses_ahead(linked: LLM, gate: s
 
 def test_a_budget_without_a_verifier_is_told(f32_pair: tuple[Path, Path]) -> None:
     with LLM.open(f32_pair[0], None, threads=1) as small:
-        heard: list[Notice] = []
-        reply = small.reply("Hello", max_tokens=4, budget=0.2)
-        reply.listen(on_notice=heard.append)
-        assert list(reply)
-        assert "the draft model writes alone" in heard[0].text
+        said = told(small.reply("Hello", max_tokens=4, budget=0.2))
+        assert "the draft model writes alone" in said[0]
 
 
 def test_without_drafts_a_link_brings_several_tokens_at_once(linked: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,15 +137,15 @@ def teach(policy: DraftPolicy) -> None:
 
 
 def test_a_draft_model_that_does_not_pay_drafts_nothing_and_that_is_said_once(slow: LLM) -> None:
-    told: list[Notice] = []
+    heard: list[Notice] = []
     for options in OPTIONS:
         reply = slow.reply(case(1), max_tokens=16, **options)
-        reply.listen(on_notice=told.append)
+        reply.listen(on_notice=heard.append)
         tokens = list(reply)
         assert not any(token.source.value == "accepted" for token in tokens), options
         assert reply.summary.drafted == reply.summary.retrieved or "retrieval" not in options, options
-    assert len(told) == 1
-    assert "with the draft model" in told[0].text
+    assert len(heard) == 1
+    assert "with the draft model" in heard[0].text
 
 
 def test_nor_does_it_in_a_reply_beside_another_one(slow: LLM) -> None:

@@ -16,5 +16,13 @@ def case(number: int) -> list[Message]:
     return [Message(turn.role, turn.text) for turn in made.prompt]
 
 
+def told(reply: Reply) -> list[str]:
+    """Read a reply, and return its notices and reasons."""
+    heard: list[str] = []
+    reply.listen(lambda notice: heard.append(notice.text), lambda reason: heard.append(reason.text))
+    list(reply)
+    return heard
+
+
 def ids(reply: Reply, n: int | None = None) -> list[int]:
     return [token.id for token in islice(reply, n)]

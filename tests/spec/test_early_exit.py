@@ -34,7 +34,7 @@ class Parts:
         return Context(model, ContextSpec(n_ctx=N_CTX, threads=1))
 
     def drafter(self, threshold: float = 0.7) -> EarlyExitDrafter:
-        return EarlyExitDrafter(self.lower, self.upper, n_ctx=N_CTX, threads=1, threshold=threshold)
+        return EarlyExitDrafter(self.lower, self.upper, ContextSpec(N_CTX, threads=1), threshold=threshold)
 
     def logits(self, model: Model, ids: Ids) -> Floats:
         """By a context that computes all its layers for every token."""

@@ -102,7 +102,8 @@ def test_a_drafter_that_exits_measures_in_its_lower_layers(
     cut(f32_pair[0], tmp_path / "lower.gguf", 0, 5, head=True)
     cut(f32_pair[0], tmp_path / "upper.gguf", 6, model.n_layer - 1, head=True)
     with Model.load(tmp_path / "lower.gguf") as lower, Model.load(tmp_path / "upper.gguf") as upper:
-        drafter = EarlyExitDrafter(lower, upper, n_ctx=N_CTX, threads=1, threshold=0.5, layers=LAYERS)
+        spec = ContextSpec(N_CTX, threads=1)
+        drafter = EarlyExitDrafter(lower, upper, spec, threshold=0.5, layers=LAYERS)
         chunks = [drafter.propose(GenerationState(prompt), 5) for prompt in prompts]
         for prompt, chunk in zip(prompts, chunks, strict=True):
             check(chunk, None, model, prompt, atol=1e-4)
