@@ -34,7 +34,7 @@ SOURCES = {"context": ("context",), "context and history": ("context", "history"
 
 def speed(prompt: Sequence[int], reply: Sequence[int], index: DraftIndex, names: Sequence[str]) -> float:
     """Return the speed of a reply over plain decoding, by the policy's cost curve."""
-    table, copies = index.policy.cost.given.table(), index.take(names)
+    table, copies = index.policy.cost.given.table(len(prompt)), index.take(names)
     assert copies is not None
     state = GenerationState(np.array(prompt, np.int32), limits=GenerationLimits(len(reply), 2**20, MAX_DRAFT))
     drafter, spent = HybridDrafter(index.policy, copies), 0.0

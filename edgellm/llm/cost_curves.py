@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -26,7 +26,7 @@ from edgellm.engine import Context, ContextSpec, Model, ShouldStop, never
 from edgellm.engine.cores import BUSY, CpuWait, minimum_times, plausible_times
 from edgellm.engine.native import Stop, default_threads, release_threads
 from edgellm.errors import Stopped
-from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve, DecodeCost
+from edgellm.spec.drafting.cost_curve import KNOTS, ROW_TILE, WITNESSES, CostCurve, DecodeCost
 from edgellm.state import MONTH, from_json, read_cached, write_cached
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
@@ -35,6 +35,7 @@ from edgellm.system import cache_dir, processor
 AGAIN = 60.0
 """Seconds after a measurement on a busy machine before the next one."""
 _PREFIX = 16  # positions in the context before a measured decode
+_FAR = 512  # positions before the decodes that tell what a position adds, at most: what can be read in a second
 _ROUNDS = 12  # most rounds of measurements: fewer if all lengths took the same time twice
 _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
 _MAX_SECONDS = 3.0  # limit of a measurement, after which longer decodes are extrapolated
@@ -176,7 +177,8 @@ class ModelCurve:
     def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, bool]:
         """Return a curve, and whether other programs took the processor while it was measured."""
         spec = ContextSpec(
-            _PREFIX + KNOTS[-1], threads=self._threads, rolls_back=True, reproducible=self._model.hardware.reproducible
+            _PREFIX + _FAR + KNOTS[-1], threads=self._threads, rolls_back=True,
+            reproducible=self._model.hardware.reproducible,
         )
         with Context(self._model, spec) as context:
             context.set_cancel(should_stop)
@@ -186,18 +188,18 @@ class ModelCurve:
 
 
 def measure_curve(context: Context, progress: Callable[[float], None] | None = None) -> CostCurve:
-    """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits. A slow device measures fewer
-    lengths, the most informative ones first, once each. Raises Stopped."""
+    """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits, and what a position before it
+    adds. A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped."""
     ids, start = np.ones(KNOTS[-1], dtype=np.int32), perf_counter()
     context.clear()
     context.fill(())
     context.decode(ids[:_PREFIX])
 
-    def timed(rows: int) -> float:
+    def timed(rows: int, prefix: int = _PREFIX) -> float:
         began = perf_counter()
         context.decode(ids[:rows], outputs=rows).argmax(axis=1)
         taken = perf_counter() - began
-        context.rollback(_PREFIX)
+        context.rollback(prefix)
         context.reread()
         return taken
 
@@ -214,8 +216,21 @@ def measure_curve(context: Context, progress: Callable[[float], None] | None = N
         timed_twice, _ORDER, rounds=_ROUNDS, seconds=_MAX_SECONDS, at_least=_MIN_LENGTHS, clock=perf_counter
     )
     known = sorted(found)
-    seconds = plausible_times(known, [found[rows] for rows in known])
-    return CostCurve(tuple(known), seconds, filled=True)
+    curve = CostCurve(tuple(known), plausible_times(known, [found[rows] for rows in known]), filled=True)
+    table = curve.table()
+    pieces = min(_FAR // len(ids), int(1.0 / table[-1]))
+    if not pieces:
+        return curve
+    for _ in range(pieces):
+        context.decode(ids)
+    far = pieces * len(ids)
+
+    def added(rows: int) -> float:
+        """Return the seconds that a position adds."""
+        return max(0.0, min(timed(rows, _PREFIX + far) for _ in range(WITNESSES)) - table[rows]) / far
+
+    one, many = added(1), added(2 * ROW_TILE)
+    return replace(curve, positions=(one, max(0.0, many - one) / (2 * ROW_TILE - 1)))
 
 
 Task: TypeAlias = Callable[[Stop], object]

@@ -20,7 +20,7 @@ from edgellm.state import MONTH
 from edgellm.storage.fingerprint import FileHash, _PartHash
 from tests.llm.conftest import ASKED, prompts
 
-KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), True)
+KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), (1e-6, 2e-6), True)
 
 
 def test_what_was_kept_is_read(tmp_path: Path) -> None:

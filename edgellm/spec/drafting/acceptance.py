@@ -16,7 +16,9 @@ from edgellm.spec.types import Chunk
 
 Probabilities = npt.NDArray[np.float64]
 
-_MEMORY = 0.995  # weight of a token after each later one of its kind
+DECAY = 0.98
+"""Weight of a token after each later one of its kind, and of a round after each later one: about fifty count."""
+_PRIOR_TOKENS = 4.0  # tokens that what is expected beforehand counts as
 
 
 class Share:
@@ -29,12 +31,12 @@ class Share:
 
     def learn(self, accepted: bool) -> None:
         """Learn whether a token was accepted."""
-        self._accepted = _MEMORY * self._accepted + accepted
-        self._tries = _MEMORY * self._tries + 1.0
+        self._accepted = DECAY * self._accepted + accepted
+        self._tries = DECAY * self._tries + 1.0
 
-    def chance(self, prior: float, weight: float) -> float:
-        """Return the share; the `prior` chance counts as `weight` tokens."""
-        return (self._accepted + weight * prior) / (self._tries + weight)
+    def chance(self, prior: float) -> float:
+        """Return the share, with a `prior` chance."""
+        return (self._accepted + _PRIOR_TOKENS * prior) / (self._tries + _PRIOR_TOKENS)
 
 
 class ConfidenceAcceptance:
@@ -46,7 +48,7 @@ class ConfidenceAcceptance:
 
     def survives(self, confidence: Sequence[float]) -> list[float]:
         """Return for each token the chance that it and all before it are accepted, by their `confidence`."""
-        return list(accumulate((self._shares[_range(each)].chance(each, 4.0) for each in confidence), mul))
+        return list(accumulate((self._shares[_range(each)].chance(each) for each in confidence), mul))
 
     def rejection(self, confidence: Sequence[float]) -> Probabilities:
         """Return the chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma, shape
@@ -77,9 +79,6 @@ def _range(confidence: float) -> int:
 
 MAX_MATCH = 8
 """Matches of this many tokens and more are one kind."""
-_EXPECTED_TOKENS = 16.0  # tokens as expected that the trust in new chances starts with
-DECAY = 0.98
-"""Weight of a round after each later one: about the last fifty count."""
 Evidence: TypeAlias = tuple[int, bool, int, int, int]
 """The evidence for a copied token: the bit mask of the sources that offer it, whether it continues a word, where copies
 are rarely rejected, the tokens before it that match, the level of its share of the matches, and the mask of the sources
@@ -93,27 +92,22 @@ def evidence(agree: int, differ: int, matched: int, share: float, inside: bool) 
 
 
 class EvidenceAcceptance:
-    """The share of accepted copies by kind of evidence; rarely seen kinds fall back on coarser ones."""
-
-    _parts = 2, 4, 5  # parts of the evidence that make a kind, the coarsest first
+    """The share of accepted copies by their evidence."""
 
     def __init__(self, priors: Sequence[float] = ()) -> None:
         """Start from `priors[i]`, the chance of a token that only source i offers, by default those of `SOURCES`."""
         self._priors = priors or list(SOURCES.values())
-        self._shares: dict[tuple[int, ...], Share] = {}  # by the first two, four or five parts of the evidence
-        self._cache: dict[Evidence, float] = {}  # chances since the last verdict
-        self._expected = self._accepted = _EXPECTED_TOKENS  # drafted tokens, decaying
+        self._shares: dict[Evidence, Share] = defaultdict(Share)
+        self._expected = self._accepted = _PRIOR_TOKENS  # drafted tokens, decaying
 
     def chance(self, kind: Evidence) -> float:
         """Return the chance in (0, 1) that the verifier accepts a token of this kind after accepting all before it."""
-        chance = self._cache.get(kind)
-        if chance is None:
-            chance = self._prior(kind)
-            for parts in self._parts:
-                if (known := self._shares.get(kind[:parts])) is not None:
-                    chance = known.chance(chance, 2.0)
-            self._cache[kind] = chance
-        return chance
+        agree, _, match, level, _ = kind
+        best = max(prior for bit, prior in enumerate(self._priors) if agree >> bit & 1)
+        if not match:  # Only its place speaks for the token.
+            best *= 0.2
+        prior = (best + (1.0 - best) * match / (MAX_MATCH + 2.0)) * (0.4, 0.7, 1.0)[level]
+        return self._shares[kind].chance(prior)
 
     @property
     def trust(self) -> float:
@@ -131,13 +125,4 @@ class EvidenceAcceptance:
 
     def learn(self, kind: Evidence, accepted: bool) -> None:
         """Learn whether a token of this kind was accepted."""
-        self._cache.clear()
-        for parts in self._parts:
-            self._shares.setdefault(kind[:parts], Share()).learn(accepted)
-
-    def _prior(self, kind: Evidence) -> float:
-        agree, _, match, level, _ = kind
-        best = max(prior for bit, prior in enumerate(self._priors) if agree >> bit & 1)
-        if not match:  # Only its place speaks for the token.
-            best *= 0.2
-        return (best + (1.0 - best) * match / (MAX_MATCH + 2.0)) * (0.4, 0.7, 1.0)[level]
+        self._shares[kind].learn(accepted)

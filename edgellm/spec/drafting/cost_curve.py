@@ -8,6 +8,7 @@ from math import ceil, log
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 KNOTS: tuple[int, ...] = tuple(np.union1d(2 ** np.arange(7), 3 * 2 ** np.arange(5)).tolist())
 """Rows of a decode that are measured: 1, 2, 3, 4, 6, 8, 12 ... 64."""
@@ -28,6 +29,8 @@ class CostCurve:
 
     rows: tuple[int, ...]  # ascending, from 1
     seconds: tuple[float, ...]  # a decode with `rows`
+    positions: tuple[float, float] = (0.0, 0.0)
+    """Seconds that a position before a decode adds to its first row, and to each further one: by attention."""
     filled: bool = False
     """Decodes are padded to a multiple of four, or a measured number of rows: a number in between can be slower than
     both (a quantised 0.5B model takes 34 ms for 4 rows, 66 ms for 7 and 44 ms for 8)."""
@@ -45,16 +48,17 @@ class CostCurve:
             wanted[rows] = self.rows[least] if self.seconds[least] < (1.0 - _MIN_SAVING) * taken else near
         return wanted
 
-    def table(self, widths: Sequence[int] = ()) -> list[float]:
-        """Return the seconds of a decode of 0, 1, 2 … `MAX_DRAFT + 1` rows (0 rows cost nothing), padded to `widths`,
-        by default the curve's own."""
-        wanted = np.array((widths or self.widths())[1:])
+    def table(self, position: int = 0) -> list[float]:
+        """Return the seconds of a padded decode of 0, 1, 2 … `MAX_DRAFT + 1` rows behind so many positions; 0 rows cost
+        nothing."""
+        wanted = np.array(self.widths()[1:])
         # More rows are never faster, and disturbances only make a measurement longer.
         known = np.minimum.accumulate(np.array(self.seconds)[::-1])[::-1]
         found = np.interp(wanted, self.rows, known)
         beyond = wanted > self.rows[-1]
         found[beyond] = known[-1] * wanted[beyond] / self.rows[-1]
-        return [0.0, *found.tolist()]
+        first, further = self.positions
+        return [0.0, *(found + position * (first + (wanted - 1) * further)).tolist()]
 
 
 class DecodeCost:
@@ -66,36 +70,44 @@ class DecodeCost:
 
     def __init__(self, curve: CostCurve) -> None:
         self.given = curve
-        # More rows are never faster, and disturbances only make a measurement longer.
-        least = np.minimum.accumulate(np.array(curve.seconds)[::-1])[::-1]
-        self._known = replace(curve, seconds=tuple(least.tolist()))
         self.decodes = 0  # decodes that were learned from
         self._log_rows = np.log(curve.rows)
         # Logarithms of measured over expected seconds; the curve itself counts as two decodes.
         self._ratios = [deque([0.0, 0.0], _RECENT) for _ in curve.rows]
-        self._tries = [0] * len(curve.rows)
-        self._widths = curve.widths()
-        nearest = np.abs(np.log(self._widths[1:])[:, None] - self._log_rows).argmin(axis=1)
+        self._tries, self._errors = [0] * len(curve.rows), [0.0] * len(curve.rows)
+        self._log_widths = np.log(curve.widths()[1:])
+        nearest = np.abs(self._log_widths[:, None] - self._log_rows).argmin(axis=1)
         self._nearest: list[int] = nearest.tolist()  # measured number of rows nearest to 1, 2, 3 ... rows
-        self._plain = self._known.table(self._widths)
-        self._correct([0.0] * len(curve.rows))
+        self.move(0)
+
+    def move(self, position: int) -> None:
+        """Tell the cost of decodes behind so many positions from now on."""
+        self.position, self._plain = position, self.given.table(position)
+        self._correct(self._errors)
 
     def _correct(self, errors: Sequence[float]) -> None:
         """Compute the tables anew, with these logarithms of errors."""
         self._errors = list(errors)
-        curve = self.corrected()
-        self.table = curve.table(self._widths)  # seconds of a decode of 0, 1, 2 ... rows
+        factors = [1.0, *self._factors(self._log_widths).tolist()]
+        self.table: list[float] = [taken * factor for taken, factor in zip(self._plain, factors, strict=True)]
+        """Seconds of a decode of 0, 1, 2 ... rows."""
         self.slopes = _least_slopes(self.table)
         """Seconds of a further row behind i drafted tokens, at least: the mean of rows up to the cheapest length."""
 
-    def corrected(self) -> CostCurve:
-        """Return the curve of measured decodes."""
-        curve = self._known
+    def _factors(self, log_rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the measured over the expected seconds of decodes by the logarithms of their rows, (n,) each."""
         tried = np.array(self._tries) >= WITNESSES
         if not tried.any():
-            return curve
-        factors = np.exp(np.interp(self._log_rows, self._log_rows[tried], np.array(self._errors)[tried]))
-        return replace(curve, seconds=tuple((np.array(curve.seconds) * factors).tolist()))
+            return np.ones(len(log_rows))
+        found: npt.NDArray[np.float64] = np.exp(
+            np.interp(log_rows, self._log_rows[tried], np.array(self._errors)[tried])
+        )
+        return found
+
+    def corrected(self) -> CostCurve:
+        """Return the curve of measured decodes."""
+        seconds = np.array(self.given.seconds) * self._factors(self._log_rows)
+        return replace(self.given, seconds=tuple(seconds.tolist()))
 
     @property
     def single(self) -> float:

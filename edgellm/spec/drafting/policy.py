@@ -142,7 +142,7 @@ class DraftPolicy:
     def use_curve(self, curve: CostCurve) -> None:
         """Decide by another curve from now on."""
         self.cost = DecodeCost(curve)
-        self._tokens, self._seconds = 1.0, self.cost.single  # sums over recent rounds, decaying
+        self._tokens = self._decodes = 1.0  # tokens and duration of recent rounds, decaying sums
 
     def meet(self, model: str, seconds: float, acceptance: Sequence[float] = ()) -> None:
         """Learn beforehand of a draft model that a token takes it about so many `seconds`, and the shares of its drafts
@@ -156,7 +156,8 @@ class DraftPolicy:
         """Begin a reply to `prompt` tokens. `model` names the draft model, "" is none. `linked`: the verifier is on
         another device, which reads the prompt while the draft model does."""
         self._model = self._arm(model) if model else None
-        self._linked, self._written = linked, 0
+        self._linked, self._prompt, self._written = linked, prompt, 0
+        self.cost.move(prompt)
         self._spent: dict[str, float] = defaultdict(float)  # decodes in this reply, by the fields of `TryingCost`
         if self._model is not None:
             self._model.begin(prompt, self._hoped(self._model)[0])
@@ -168,7 +169,7 @@ class DraftPolicy:
     @property
     def price(self) -> float:
         """Return the tokens that a second is worth: the recent tokens per second, at least those of plain rounds."""
-        return max(self._tokens / self._seconds, 1.0 / self.cost.single)
+        return max(self._tokens / self._decodes, 1.0) / self.cost.single
 
     def looks(self, known: int) -> bool:
         """Return whether to look for copies, where the latest `known` tokens have occurred in this order before: the
@@ -308,6 +309,8 @@ class DraftPolicy:
         tokens, copied = verdict.accepted + len(verdict.tokens), len(chunk) if chunk.retrieved else 0
         first, asked = not self._written, model is not None and model.asked
         self._written += tokens
+        if (position := self._prompt + self._written) >= self.cost.position + MAX_DRAFT:
+            self.cost.move(position)
         if copied or not len(chunk):
             expected = float(chunk.confidence.sum()) / self.copies.trust if copied else 0.0
             self.copies.record_draft(expected, verdict.accepted)
@@ -317,7 +320,7 @@ class DraftPolicy:
             model.settle(TUNING.exploration * tokens)
         if not first:  # The first round's time includes the prompt's.
             self._tokens = DECAY * self._tokens + tokens
-            self._seconds = DECAY * self._seconds + turn.seconds
+            self._decodes = DECAY * self._decodes + turn.seconds / self.cost.single
             if self._linked:
                 self.cost.observe(len(chunk), verdict.accepted + 1, self._first_pass(chunk, verdict))
             else:
