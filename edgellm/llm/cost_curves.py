@@ -177,7 +177,9 @@ class ModelCurve:
     def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, bool]:
         """Return a curve, and whether other programs took the processor while it was measured."""
         spec = ContextSpec(
-            _PREFIX + _FAR + KNOTS[-1], threads=self._threads, rolls_back=True,
+            _PREFIX + _FAR + KNOTS[-1],
+            threads=self._threads,
+            rolls_back=True,
             reproducible=self._model.hardware.reproducible,
         )
         with Context(self._model, spec) as context:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import log2
 from operator import mul
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,16 +79,20 @@ def _range(confidence: float) -> int:
 
 MAX_MATCH = 8
 """Matches of this many tokens and more are one kind."""
-Evidence: TypeAlias = tuple[int, bool, int, int, int]
-"""The evidence for a copied token: the bit mask of the sources that offer it, whether it continues a word, where copies
-are rarely rejected, the tokens before it that match, the level of its share of the matches, and the mask of the sources
-that offer another token."""
 
 
-def evidence(agree: int, differ: int, matched: int, share: float, inside: bool) -> Evidence:
-    """Return the evidence for a token that sources `agree` on, and others `differ`, and that follows in `share` of the
-    matches."""
-    return agree, inside, min(MAX_MATCH, matched), 2 if share > 0.8 else 1 if share > 0.4 else 0, differ
+class Evidence(NamedTuple):
+    """The evidence for a copied token."""
+
+    agree: int  # bit mask of the sources that offer it
+    inside: bool  # it continues a word, where copies are rarely rejected
+    matched: int  # tokens before it that match
+    level: int  # 0 to 2, by its share of the matches
+
+
+def evidence(agree: int, matched: int, share: float, inside: bool) -> Evidence:
+    """Return the evidence for a token that sources `agree` on, and that follows in `share` of the matches."""
+    return Evidence(agree, inside, min(MAX_MATCH, matched), 2 if share > 0.8 else 1 if share > 0.4 else 0)
 
 
 class EvidenceAcceptance:
@@ -102,11 +106,10 @@ class EvidenceAcceptance:
 
     def chance(self, kind: Evidence) -> float:
         """Return the chance in (0, 1) that the verifier accepts a token of this kind after accepting all before it."""
-        agree, _, match, level, _ = kind
-        best = max(prior for bit, prior in enumerate(self._priors) if agree >> bit & 1)
-        if not match:  # Only its place speaks for the token.
+        best = max(prior for bit, prior in enumerate(self._priors) if kind.agree >> bit & 1)
+        if not kind.matched:  # Only its place speaks for the token.
             best *= 0.2
-        prior = (best + (1.0 - best) * match / (MAX_MATCH + 2.0)) * (0.4, 0.7, 1.0)[level]
+        prior = (best + (1.0 - best) * kind.matched / (MAX_MATCH + 2.0)) * (0.4, 0.7, 1.0)[kind.level]
         return self._shares[kind].chance(prior)
 
     @property

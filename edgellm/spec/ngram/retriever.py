@@ -117,16 +117,14 @@ class Retriever:
     def _options(self, cursors: Sequence[tuple[int, Cursor]]) -> list[tuple[int, float, Evidence]]:
         """Return the tokens that are offered, the likeliest first. Each cursor comes with its source's bit."""
         offers: dict[int, tuple[int, int, float]] = {}
-        offering = 0
         for bit, cursor in cursors:
             token, matched, share = cursor.offer()
             if token >= 0:
-                offering |= bit
                 agree, longest, largest = offers.get(token, (0, 0, 0.0))
                 offers[token] = agree | bit, max(longest, matched), max(largest, share)
         found = []
         for token, (agree, matched, share) in offers.items():
-            kind = evidence(agree, offering ^ agree, matched, share, self._inside(token))
+            kind = evidence(agree, matched, share, self._inside(token))
             found.append((token, self._chances.chance(kind), kind))
         if len(found) > 1:
             found.sort(key=itemgetter(1), reverse=True)
@@ -146,7 +144,7 @@ class Retriever:
                 self._chances.learn(kind, token == answer)
                 if token == answer and copied <= at < accepted:
                     for bit, name in enumerate(self._names):
-                        if kind[0] >> bit & 1:
+                        if kind.agree >> bit & 1:
                             self.copied[name] += 1
 
 
