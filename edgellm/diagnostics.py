@@ -218,9 +218,9 @@ def examine(*, draft: str = DEFAULT, peers: Sequence[str] = ()) -> Iterator[Find
         trust.peers.all()
     except EdgeError:  # `examine_machine` has reported it
         return
-    received = listen(trust.identity.id.short, hosts)
-    yield from examine_multicast(received, trust.identity.id.short, hosts)
-    yield from examine_peers(trust, received, vocabulary)
+    hints, came_back = listen(trust.identity.id.short, hosts)
+    yield from examine_multicast(hints, came_back, trust.identity.id.short, hosts)
+    yield from examine_peers(trust, hints, vocabulary)
     for address in addresses:
         yield from examine_address(trust, address, vocabulary)
 
@@ -242,14 +242,6 @@ def examine_server(url: str, draft: str) -> Iterator[Finding]:
         yield _note("server", notice, "")
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedAnnouncements:
-    """The announcements received while listening, and whether this machine's own came back."""
-
-    hints: tuple[Hint, ...]
-    own_came_back: bool
-
-
 def examine_interfaces(hosts: Sequence[str]) -> Iterator[Finding]:
     """Report the networks of this machine, and which of them are used."""
     known = interfaces()
@@ -265,8 +257,8 @@ def examine_interfaces(hosts: Sequence[str]) -> Iterator[Finding]:
         yield _fine("interfaces", f"Not used: {others}.")
 
 
-def listen(short: str, hosts: Sequence[str]) -> ReceivedAnnouncements:
-    """Announce a test service, note whether the announcement comes back, and listen for devices."""
+def listen(short: str, hosts: Sequence[str]) -> tuple[list[Hint], bool]:
+    """Announce a test service, and return the announcements of devices, and whether the own one came back."""
     instance = new_instance()
 
     def own(found: Sequence[Hint]) -> bool:
@@ -274,20 +266,20 @@ def listen(short: str, hosts: Sequence[str]) -> ReceivedAnnouncements:
 
     with announce(ServiceKind.TEST, short, 1, hosts, instance):
         came_back = own(browse(ServiceKind.TEST, hosts, LISTEN_SECONDS, own, max_seconds=4 * LISTEN_SECONDS))
-    return ReceivedAnnouncements(tuple(browse(ServiceKind.DEVICE, hosts, LISTEN_SECONDS)), came_back)
+    return browse(ServiceKind.DEVICE, hosts, LISTEN_SECONDS), came_back
 
 
-def examine_multicast(received: ReceivedAnnouncements, short: str, hosts: Sequence[str]) -> Iterator[Finding]:
+def examine_multicast(hints: Sequence[Hint], came_back: bool, short: str, hosts: Sequence[str]) -> Iterator[Finding]:
     """Report whether announcements leave this machine, and whether another device announces its identity."""
     for host in hosts:
         if why := multicast_error(host):
             next_step = "Allow UDP port 5353 in the firewall, or use --peer HOST:PORT."
             yield _problem("multicast", f"Announcements on {host} fail: {why}.", next_step)
-    if hosts and not received.own_came_back:
+    if hosts and not came_back:
         next_step = "Allow UDP port 5353 (multicast DNS) in its firewall, or use --peer HOST:PORT."
         yield _problem("multicast", "Announcements of this machine do not come back to it.", next_step)
-    others = [hint for hint in received.hints if not hint.own]
-    if received.own_came_back:
+    others = [hint for hint in hints if not hint.own]
+    if came_back:
         count = f"{len(others)} other device{'' if len(others) == 1 else 's'}"
         yield _fine("multicast", f"Announcements leave this machine; {count} found in {LISTEN_SECONDS:g} seconds.")
     for hint in others:
@@ -298,10 +290,10 @@ def examine_multicast(received: ReceivedAnnouncements, short: str, hosts: Sequen
             )  # fmt: skip
 
 
-def examine_peers(trust: Trust, received: ReceivedAnnouncements, vocabulary: str) -> Iterator[Finding]:
+def examine_peers(trust: Trust, hints: Sequence[Hint], vocabulary: str) -> Iterator[Finding]:
     """Report for each paired device whether it answers, has a compatible version and can verify."""
-    for answer in probe_peers(trust, trust.peers.all(), (), received.hints):
-        announcements = [hint for hint in received.hints if hint.short == answer.peer.id.short]
+    for answer in probe_peers(trust, trust.peers.all(), (), hints):
+        announcements = [hint for hint in hints if hint.short == answer.peer.id.short]
         if answer.info is None:
             yield _not_answering(answer, announcements)
         else:

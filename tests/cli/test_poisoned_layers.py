@@ -3,16 +3,15 @@
 import asyncio
 import hashlib
 import shutil
-import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgellm.engine import ModelFile, check_gguf
-from edgellm.errors import EdgeError, LayersCorrupt
+from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
@@ -29,7 +28,6 @@ from tests.storage.pieces import layerwise
 from tests.waiting import until
 
 Bytes = dict[LayerPiece, bytes]
-_I32 = 26  # a tensor type that llama.cpp cannot use for a norm
 
 
 def honest(manifest: Manifest, model: Path) -> Bytes:
@@ -46,17 +44,6 @@ def garbled(manifest: Manifest, model: Path, folder: Path) -> Bytes:
                 file.seek(tensor.offset)
                 file.write(bytes(tensor.nbytes))
     return honest(manifest, copy)
-
-
-def deadly(manifest: Manifest, model: Path) -> Bytes:
-    """Return layers with a norm of integers, with which llama.cpp ends the process."""
-    name, made = b"blk.0.attn_norm.weight", {}
-    for piece, data in honest(manifest, model).items():
-        at = data.index(name) + len(name)
-        (dimensions,) = struct.unpack_from("<I", data, at)
-        at += 4 + 8 * dimensions
-        made[piece] = data[:at] + struct.pack("<I", _I32) + data[at + 4 :]
-    return made
 
 
 def claimed(manifest: Manifest, pieces: Bytes) -> tuple[Manifest, Bytes]:
@@ -143,13 +130,3 @@ def test_who_has_other_layers_refuses_and_that_is_told(edge: Edge, verifier_path
         assert refused.out == alone.out
         assert edge(*DEPLOY).code == 0
         assert written(edge).out == alone.out
-
-
-def test_deadly_layers_are_never_loaded_for_another(edge: Edge, verifier_path: Path, tmp_path: Path) -> None:
-    manifest = layerwise(verifier_path)
-    with home(tmp_path) as there:
-        assert edge(*DEPLOY).code == 0
-        before = written(edge)
-        with suppress(LayersCorrupt):  # the check of files may refuse them as they come
-            there.attack(manifest, *claimed(manifest, deadly(manifest, verifier_path)))
-        assert written(edge).out == before.out

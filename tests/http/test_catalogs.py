@@ -20,11 +20,11 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.stream import Reply
 from edgellm.storage import list_models
 from testkit.gguf.random_model import SHAPES, write
 from tests.conftest import Architectures, Heads
 from tests.http.conftest import HOME, Answer, Ask, asker, configured, conversation, serving, written
+from tests.http.test_streaming import Scripted, waiting
 
 OTHER = "some/tiny:F32"
 VERIFIER = "edgellm-verifier"
@@ -176,19 +176,8 @@ def test_a_named_model_has_contexts_for_as_many_replies_as_fit(cache: Path, monk
 def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None:
     """Its requests wait; those for another model do not."""
     go = threading.Event()
-
-    class Waiting:
-        context_length, verifier_up, draft_name, verifier_name = 64, None, None, "waiting"
-        memory, sampling = own.memory, own.sampling
-
-        def reply(self, *_: object, **__: object) -> Reply:
-            go.wait(60)
-            return own.reply("Where is my mug?", max_tokens=1)
-
-        prompts, piece = own.prompts, own.piece
-
     with serving(own, "own", replies=3) as server:
-        server.models.add(ServedModel(cast(LLM, Waiting()), "waiting", replies=1))
+        server.models.add(ServedModel(cast(LLM, Scripted(waiting(go))), "waiting", replies=1))
         ask, answers = asker(server), list[Answer]()
         threads = [threading.Thread(target=lambda: answers.append(chat(ask, "waiting"))) for _ in range(2)]
         for thread in threads:

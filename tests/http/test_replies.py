@@ -21,29 +21,6 @@ def client(server: HttpServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none is needed", max_retries=0)
 
 
-def messages() -> Any:
-    return [{"role": "user", "content": QUESTION}]
-
-
-def test_the_official_client_lists_and_chats(client: openai.OpenAI, pair: LLM) -> None:
-    models = client.models.list()
-    assert [model.id for model in models] == ["edgellm-verifier"]
-    assert client.models.retrieve("edgellm-verifier").owned_by == "edgellm"
-    done = client.chat.completions.create(model="edgellm-verifier", messages=messages())
-    assert done.choices[0].message.content == written(pair)
-    assert done.choices[0].finish_reason == "stop"
-    assert done.usage is not None
-    assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens
-    extra: Any = done.model_extra
-    assert "".join(token["text"] for token in extra["edgellm"]["tokens"]) == done.choices[0].message.content
-    assert {token["source"] for token in extra["edgellm"]["tokens"]} <= {
-        "accepted", "corrected", "bonus", "retrieved", "verifier",
-    }  # fmt: skip
-    timings = extra["timings"]
-    assert timings["predicted_n"] == done.usage.completion_tokens
-    assert 0 <= timings["draft_n_accepted"] <= timings["draft_n"]  # none, where that does not pay
-
-
 def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, pair: LLM) -> None:
     ids = pair.prompts.ids(QUESTION).tolist()
     done = client.completions.create(model="edgellm-verifier", prompt=ids, max_tokens=40)
@@ -56,25 +33,6 @@ def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, 
     assert text == reply.summary.text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_stop_sequence_ends_the_reply_and_is_not_in_it(ask: Ask, own: LLM, path: str, stream: bool) -> None:
-    ids = own.prompts.ids(QUESTION).tolist()
-    asked = conversation() if "chat" in path else {"prompt": ids, "max_tokens": 12}
-    whole = text_of(ask("POST", path, asked).json)
-    stop = whole[4:7]
-    answer = ask("POST", path, asked | {"stop": [stop, "never said"], "stream": stream})
-    if stream:
-        text = "".join(text_of(event) for event in answer.events)
-        last = answer.events[-1]
-    else:
-        text, last = text_of(answer.json), answer.json
-    assert text == whole[: whole.index(stop)]
-    assert last["choices"][0]["finish_reason"] == "stop"
-    ours = last["edgellm"]["summary"]
-    assert ours["stopped_by"] == stop
-
-
 def text_of(data: Any) -> str:
     choice = data["choices"][0]
     found = choice.get("text") or choice.get("message", choice.get("delta", {})).get("content")
@@ -82,8 +40,9 @@ def text_of(data: Any) -> str:
 
 
 def test_log_probabilities_are_true(client: openai.OpenAI, pair: LLM) -> None:
+    asked: Any = conversation()["messages"]
     done = client.chat.completions.create(
-        model="edgellm-verifier", messages=messages(), logprobs=True, top_logprobs=3, max_tokens=6
+        model="edgellm-verifier", messages=asked, logprobs=True, top_logprobs=3, max_tokens=6
     )
     reply = list(pair.reply(QUESTION, max_tokens=6, logprobs=3))
     logprobs = done.choices[0].logprobs
@@ -146,49 +105,38 @@ def test_penalties_min_p_and_biases_are_those_of_the_pair(ask: Ask, own: LLM) ->
     assert text_of(ask("POST", "/v1/chat/completions", asked).json) == wanted
 
 
+TEXTS, IDS = ["The film", "Where is"], [[300, 301], [302]]
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "prompts", [["The film", "Where is"], [[300, 301], [302]], ["The film"], [[300, 301]]], ids=str
-)
-def test_several_prompts_have_n_choices_each(ask: Ask, prompts: list[object], stream: bool) -> None:
-    asked = {"temperature": 2.0, "top_p": 1.0, "top_k": 0, "seed": 5, "max_tokens": 5, "n": 2, "logprobs": False}
-    single = [ask("POST", "/v1/completions", asked | {"prompt": prompt}).json for prompt in prompts]
-    more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-    answer = ask("POST", "/v1/completions", asked | {"prompt": prompts} | more)
-    wanted = [choice["text"] for one in single for choice in one["choices"]]
+@pytest.mark.parametrize("prompts", [None, TEXTS, IDS, TEXTS[:1], IDS[:1]], ids=str)
+def test_each_prompt_has_n_replies_which_are_those_of_the_seeds_that_follow(
+    ask: Ask, prompts: list[object] | None, stream: bool
+) -> None:
+    """A chat where there are no prompts."""
+    more = {"temperature": 2.0, "top_p": 1.0, "top_k": 0, "max_tokens": 5, "logprobs": False}
+    path, asked = "/v1/chat/completions", [conversation(**more)]
+    if prompts is not None:
+        path, asked = "/v1/completions", [{"prompt": prompt, **more} for prompt in prompts]
+    alone = [ask("POST", path, one | {"seed": seed}).json for one in asked for seed in (5, 6)]
+    many = asked[0] | {"seed": 5, "n": 2, "stream": stream} | ({"prompt": prompts} if prompts else {})
+    answer = ask("POST", path, many | ({"stream_options": {"include_usage": True}} if stream else {}))
     if stream:
         assert answer.headers["x-accel-buffering"] == "no"
-        texts, events = [""] * len(wanted), answer.events
-        for event in events[:-1]:
-            texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
-        usage = events[-1]["usage"]
-    else:
-        texts, usage = [choice["text"] for choice in answer.json["choices"]], answer.json["usage"]
-    assert texts == wanted
-    for name in ("prompt_tokens", "completion_tokens"):
-        assert usage[name] == sum(one["usage"][name] for one in single)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_n_replies_are_those_of_the_seeds_that_follow(ask: Ask, own: LLM, path: str, stream: bool) -> None:
-    asked = conversation() if "chat" in path else {"prompt": own.prompts.ids(QUESTION).tolist()}
-    asked |= {"temperature": 2.0, "top_p": 1.0, "top_k": 0, "seed": 5, "max_tokens": 12}
-    single = [ask("POST", path, asked | {"seed": 5 + number}).json for number in range(3)]
-    answer = ask("POST", path, asked | {"n": 3, "stream": stream})
-    if stream:
-        texts = ["".join(text_of(event) for event in answer.events if event["choices"][0]["index"] == number)
-                 for number in range(3)]  # fmt: skip
         assert answer.body.count(b"[DONE]") == 1
-        reasons = [event["choices"][0]["finish_reason"] for event in answer.events]
-        assert len([reason for reason in reasons if reason]) == 3
+        *events, last = answer.events
+        reasons = [event["choices"][0]["finish_reason"] for event in events]
+        assert len([reason for reason in reasons if reason]) == len(alone)
+        texts = ["".join(text_of(event) for event in events if event["choices"][0]["index"] == number)
+                 for number in range(len(alone))]  # fmt: skip
     else:
-        texts = [text_of({"choices": [choice]}) for choice in answer.json["choices"]]
-        assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
-        usages = [one["usage"]["completion_tokens"] for one in single]
-        assert answer.json["usage"]["completion_tokens"] == sum(usages)
-    assert texts == [text_of(one) for one in single]
+        last = answer.json
+        assert [choice["index"] for choice in last["choices"]] == [*range(len(alone))]
+        texts = [text_of({"choices": [choice]}) for choice in last["choices"]]
+    assert texts == [text_of(one) for one in alone]
     assert len(set(texts)) > 1
+    for name, ones in (("prompt_tokens", alone[::2]), ("completion_tokens", alone)):
+        assert last["usage"][name] == sum(one["usage"][name] for one in ones)
 
 
 CLIENTS = 8  # more than are served at once, and two of each prompt: one streams

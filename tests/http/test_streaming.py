@@ -94,6 +94,17 @@ def endless(stats: Summary, stopped: Callable[[], bool]) -> Generator[Event, Non
         yield from said(b"on ")
 
 
+def waiting(go: threading.Event) -> Script:
+    """A reply that begins once it may."""
+
+    def script(_stats: Summary, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        while not go.wait(0.01) and not stopped():
+            pass
+        yield from said(b"done")
+
+    return script
+
+
 def failing(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
     yield from said(b"It ")
     yield Notice("Something happened.")
@@ -226,13 +237,7 @@ def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> N
 
 def test_too_many_at_once_are_refused_and_one_in_the_queue_that_leaves_makes_room() -> None:
     go = threading.Event()
-
-    def script(_stats: Summary, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
-        while not go.wait(0.01) and not stopped():
-            pass
-        yield from said(b"done")
-
-    with opened(script, replies=1, waiting=1) as server:
+    with opened(waiting(go), replies=1, waiting=1) as server:
         ask = asker(server)
         answers: list[Answer] = []
 

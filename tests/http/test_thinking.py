@@ -57,15 +57,6 @@ def test_a_thought_is_a_field_of_its_own(serve: Serve) -> None:
     assert channels == [token.channel.value for token in tokens]
 
 
-def test_max_tokens_limits_thought_and_answer_together(serve: Serve) -> None:
-    _, ask, _ = serve("always")
-    answer = ask("POST", CHAT, conversation(max_tokens=3)).json
-    assert answer["usage"]["completion_tokens"] == 3
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["choices"][0]["message"]["content"] == ""
-    assert answer["choices"][0]["message"]["reasoning_content"]
-
-
 def asked(defaults: ReplyOptions | None = None, **request: Any) -> tuple[object, dict[str, object]]:
     chosen = ChatRequest.model_validate({**conversation(), **request}).options(defaults or ReplyOptions(), 100)
     return chosen.think, dict(chosen.template_args)

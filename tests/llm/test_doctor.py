@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from edgellm import __version__, diagnostics, system
-from edgellm.diagnostics import Finding, ReceivedAnnouncements, examine, examine_multicast, examine_welcome
+from edgellm.diagnostics import Finding, examine, examine_multicast, examine_welcome
 from edgellm.engine import library
 from edgellm.engine.hardware import ComputeDevice
 from edgellm.engine.native import Features
@@ -25,7 +25,6 @@ from edgellm.rpc_engine.backend import how_to_compile
 from tests.rpc.doors import answering, serving
 from tests.rpc.strangers import befriend, device, known
 
-SILENCE = ReceivedAnnouncements((), own_came_back=True)
 VOCABULARY = "ab" * 32
 OTHER = Offer(model="other", size=1, vocabulary=bytes.fromhex("00" * 32))
 
@@ -55,7 +54,7 @@ def hint(device: Trust, *addresses: Address, protocol: int = PROTOCOL) -> Hint:
 
 
 def peers_of(me: Trust, *hints: Hint) -> list[Finding]:
-    return list(diagnostics.examine_peers(me, ReceivedAnnouncements(hints, own_came_back=True), VOCABULARY))
+    return list(diagnostics.examine_peers(me, hints, VOCABULARY))
 
 
 def test_a_sound_machine_has_no_problem_and_says_what_next_where_there_is_one(me: Trust) -> None:
@@ -160,19 +159,21 @@ def test_a_machine_in_no_network_is_told() -> None:
 def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnostics, "announce", lambda *_: announce(ServiceKind.TEST, "", 1, []))  # says nothing
     monkeypatch.setattr(diagnostics, "LISTEN_SECONDS", 0.2)
-    heard = diagnostics.listen("0000-0000", ["127.0.0.1"])
-    assert not heard.own_came_back
-    assert "UDP port 5353" in only(examine_multicast(heard, "0000-0000", ["127.0.0.1"]), "multicast").next_step
+    hints, came_back = diagnostics.listen("0000-0000", ["127.0.0.1"])
+    assert not came_back
+    assert (
+        "UDP port 5353" in only(examine_multicast(hints, came_back, "0000-0000", ["127.0.0.1"]), "multicast").next_step
+    )
 
 
 def test_where_nothing_can_be_announced_is_told() -> None:
-    told = next(one for one in examine_multicast(SILENCE, "0000-0000", ["192.0.2.99"]) if one.state == "problem")
+    told = next(one for one in examine_multicast((), True, "0000-0000", ["192.0.2.99"]) if one.state == "problem")
     assert "Announcements on 192.0.2.99 fail" in told.what
 
 
 def test_another_device_with_our_identity_is_told(me: Trust) -> None:
     copy = hint(me, Address("192.0.2.7", 5))
-    found = only(examine_multicast(ReceivedAnnouncements((copy,), True), me.identity.id.short, []), "identity")
+    found = only(examine_multicast((copy,), True, me.identity.id.short, []), "identity")
     assert found.state == "problem"
     assert found.what.startswith("192.0.2.7")
     assert "identity.pem" in found.next_step

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,8 +14,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from edgellm import state
 from edgellm.errors import HistoryUnusable, InvalidOption
@@ -24,24 +21,6 @@ from edgellm.state import hold_lock
 from edgellm.storage import History, chat_log
 from edgellm.storage.chat_log import Conversation
 from tests.storage.chats import keep
-
-TEXTS = st.text() | st.text(st.sampled_from('a\ud800\udfff\0\n\r\u2028"\\'))
-
-
-@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=4))
-@settings(max_examples=60)
-def test_every_text_comes_back(texts: list[tuple[str, str]]) -> None:
-    """Whole, but for lone surrogates, which no UTF-8 can hold."""
-
-    def whole(text: str) -> str:
-        return "".join("?" if 0xD800 <= ord(character) < 0xE000 else character for character in text)
-
-    with tempfile.TemporaryDirectory() as folder:
-        history = History(Path(folder) / "history")
-        for question, reply in texts:
-            keep(history, question, reply)
-        kept = [tuple(text for _, text in one.turns) for one in reversed(history.all())]
-        assert kept == [(whole(question), whole(reply)) for question, reply in texts]
 
 
 def test_the_limit_counts_bytes_and_keeps_the_newest(history: History) -> None:

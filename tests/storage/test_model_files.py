@@ -18,9 +18,9 @@ from edgellm.storage import catalog, list_models, pair_choice, pull, removable, 
 from edgellm.storage.model_files import DEFAULT, HOME, SMOLLM2, VARIABLE, resolve_pair
 from edgellm.storage.pair_choice import PROCESSOR, ModelRoom, propose
 from tests.storage.hub import REPO, Hub, names, tiny_gguf
-from tests.storage.wheels import bundled_draft, packages
+from tests.storage.wheels import packages, real_pair
 
-__all__ = ["bundled_draft", "packages"]
+__all__ = ["packages", "real_pair"]
 
 
 @given(st.text(max_size=40))
@@ -132,12 +132,6 @@ def test_a_model_that_was_copied_for_want_of_links_is_no_unfinished_download(
     assert not list(cache.glob("models--*"))
 
 
-@pytest.fixture
-def _real(packages: Path, bundled_draft: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real pair is wanted, and its verifier can be fetched."""
-    monkeypatch.delenv(VARIABLE)
-
-
 def test_the_pair_of_the_variable_is_used(packages: Path) -> None:
     pull(SMOLLM2.verifier)
     assert resolve_pair(DEFAULT, DEFAULT) == (*HOME, "")
@@ -150,7 +144,7 @@ def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatc
         resolve_pair(DEFAULT, DEFAULT)
 
 
-@pytest.mark.usefixtures("_real")
+@pytest.mark.usefixtures("real_pair")
 def test_the_home_pair_stands_in_until_the_real_one_is_here() -> None:
     with LLM.open(threads=1) as pair:
         assert pair.name == HOME.verifier
@@ -161,7 +155,7 @@ def test_the_home_pair_stands_in_until_the_real_one_is_here() -> None:
         assert (pair.name, pair.notices) == (SMOLLM2.verifier, ())
 
 
-@pytest.mark.usefixtures("_real")
+@pytest.mark.usefixtures("real_pair")
 def test_a_default_beside_a_named_model() -> None:
     pull(SMOLLM2.verifier)
     assert resolve_pair(DEFAULT, DEFAULT) == (*SMOLLM2, "")

