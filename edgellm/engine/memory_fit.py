@@ -14,8 +14,8 @@ from typing import TypeAlias, TypeVar
 from edgellm import system
 from edgellm.engine import native
 from edgellm.engine.context import Context
-from edgellm.engine.gguf import memory
 from edgellm.engine.gguf.header import GgufHeader
+from edgellm.engine.gguf.memory import output_rows
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
@@ -37,15 +37,13 @@ LEAST_CONTEXT = 4_096
 _CACHE_SHARE = 1 / 16  # share of the free memory for keys and values of a default context
 _ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\S+),")
 _COMPUTE = re.compile(r": +(\S+) +(?:compute|output) buffer size = +([\d.]+) MiB")
-_NODES = re.compile(r": max_nodes = (\d+)")
 _CACHE = re.compile(r": size = +([\d.]+) MiB \( *\d+ cells")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Bytes of weights, caches and computation by device; "CPU" is the machine's own memory, which also holds the
-    `checkpoints` of a cache that cannot be cut (most bytes), and the `overhead`: vocabularies, descriptions of graphs,
-    rows converted for products, and logits."""
+    `checkpoints` of a cache that cannot be cut (most bytes), and the `overhead`: vocabularies and logits."""
 
     weights: Counter[str]
     caches: Counter[str]
@@ -158,8 +156,7 @@ def place_model(
         )
         return [Context(model, spec) for _ in range(several)]
 
-    window = 0 if eagle3 is None else sessions * speculator_module(EAGLE3).window_bytes(eagle3.header)
-    hardware, reason = fit(Wanted(file, contexts, eagle3, sessions, window), hardware, taken)
+    hardware, reason = fit(Wanted(file, contexts, eagle3, sessions), hardware, taken)
     return Placed(file, hardware, (reason, *reasons), eagle3, sessions)
 
 
@@ -232,12 +229,9 @@ def reckon(
         return [found for line in lines if (found := pattern.search(line))]
 
     headers = [file.header] if eagle3 is None else [file.header, eagle3.header]
-    overhead = memory.NODE * sum(int(found[1]) for found in said(_NODES))
-    overhead += sum(header.vocabulary_bytes for header in headers)
-    for context in opened:
-        overhead += memory.converted_bytes(file.header, context.n_batch)
-        # llama.cpp begins with room for a row of logits for each sequence.
-        overhead += 4 * n_vocab * (memory.output_rows(context.n_seq, context.n_batch) - context.n_seq)
+    overhead = sum(header.vocabulary_bytes for header in headers)
+    for context in opened:  # llama.cpp begins with room for a row of logits for each sequence
+        overhead += 4 * n_vocab * (output_rows(context.n_seq, context.n_batch) - context.n_seq)
     assigned, device_of = said(_ASSIGNED), dict[int, str]()
     for found in assigned:
         device_of.setdefault(int(found[1]), found[2])
@@ -266,14 +260,18 @@ def _device(buffer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model's file, its `contexts`, which have that many `sessions` together, the EAGLE-3 head beside it, and the
-    bytes of its `window` of states."""
+    """A model's file, its `contexts`, which have that many `sessions` together, and the EAGLE-3 head beside it."""
 
     file: ModelFile
     contexts: Contexts
     eagle3: ModelFile | None = None
     sessions: int = 1
-    window: int = 0
+
+    @property
+    def window(self) -> int:
+        """The bytes of states that the head keeps."""
+        head = self.eagle3
+        return 0 if head is None else self.sessions * speculator_module(EAGLE3).window_bytes(head.header)
 
     def use(self, hardware: Hardware) -> MemoryUse:
         """Return the memory that llama.cpp would take, and the window."""

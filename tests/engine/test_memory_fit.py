@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Block, Context, ContextSpec, Model, ModelFile, check_gguf, costs_of, cut, memory_fit, native
-from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.gguf.memory import PREDICTED_ROWS, converted_bytes, output_rows
+from edgellm.engine.gguf.memory import PREDICTED_ROWS, output_rows
 from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
 from edgellm.engine.kv.kv_cache import checkpoint_bytes
 from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place_model, place_sessions, reckon
@@ -213,7 +212,8 @@ def test_as_many_layers_as_fit_go_on_a_card(
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"n_ctx": 0}, {"gpu_layers": -2}, {"cache_type": "q3"},
-                                   {"tensor_split": (0.0,)}, {"cache_type": "q8_0", "flash_attn": False}])  # fmt: skip
+                                   {"tensor_split": (0.0,)}, {"cache_type": "q8_0", "flash_attn": False},
+                                   {"reproducible": True, "flash_attn": True}])  # fmt: skip
 def test_values_that_llama_cpp_cannot_use_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidOption):
         Hardware(**wrong)  # type: ignore[arg-type]
@@ -317,20 +317,10 @@ def test_a_header_that_says_nothing_is_refused(tmp_path: Path) -> None:
 SHAPE = replace(SHAPES["tiny-draft"], n_layer=1, n_embd=256, n_ff=768)
 
 
-def header(path: Path, kind: str, n_vocab: int = 1_000, n_expert: int = 0) -> GgufHeader:
-    write(path, replace(SHAPE, n_vocab=n_vocab, n_expert=n_expert), kind)
-    return ModelFile.open(path).header
-
-
-@pytest.mark.parametrize(("kind", "size"), [("F32", 0.0), ("F16", 2.0), ("Q8_0", 34 / 32), ("Q4_0", 34 / 32)])
-def test_rows_of_the_widest_product_are_converted(tmp_path: Path, kind: str, size: float) -> None:
-    assert converted_bytes(header(tmp_path / "model.gguf", kind), 512) == 512 * 768 * size
-    routed = converted_bytes(header(tmp_path / "routed.gguf", kind, n_expert=4), 512)
-    assert routed == 2 * 512 * 768 * size  # a row goes to two experts, each of which has one of its own
-
-
 def test_a_vocabulary_takes_memory_for_each_token_and_merge(tmp_path: Path) -> None:
-    few, many = (header(tmp_path / f"{n}.gguf", "Q8_0", n) for n in (1_000, 50_000))
+    for n in (1_000, 50_000):
+        write(tmp_path / f"{n}.gguf", replace(SHAPE, n_vocab=n), "Q8_0")
+    few, many = (check_gguf(tmp_path / f"{n}.gguf") for n in (1_000, 50_000))
     assert 250 < (many.vocabulary_bytes - few.vocabulary_bytes) / 49_000 < 350
     none = replace(few, metadata={"general.architecture": "llama"})
     assert 0 == none.vocabulary_bytes < few.vocabulary_bytes

@@ -11,8 +11,6 @@ from edgellm.errors import ModelUnsupported
 PREDICTED_ROWS = 32
 """Rows of logits in a batch that predicts a text's tokens: 19 MB at 152,000 tokens."""
 _CHECKED_ROWS = 9  # rows of logits for each sequence in a batch that verifies drafts
-NODE = 870
-"""Bytes of a node of a graph: two graphs of a context, and the scheduler's tables."""
 _OUTPUT, _FLASH, _PLAIN = 2, 5, 9  # rows of the embedding's width that live beside the largest tensors of a pass
 
 
@@ -59,19 +57,6 @@ def dimensions(header: GgufHeader) -> Dimensions:
 def output_rows(n_seq: int, n_batch: int) -> int:
     """Return the most rows of logits in a batch of `n_batch` rows of `n_seq` sequences."""
     return min(n_batch, max(PREDICTED_ROWS, _CHECKED_ROWS * n_seq))
-
-
-def converted_bytes(header: GgufHeader, n_batch: int) -> int:
-    """Return the bytes of the widest product's `n_batch` input rows, which a processor converts before it multiplies
-    them with weights of 16 bits or fewer."""
-    used, widest = header.number("expert_used_count", 1), 0.0
-    for tensor in header.tensors:
-        name, values, _size = TENSOR_TYPES[tensor.kind]
-        if name == "F32" or len(tensor.shape) < 2 or tensor.layer is None:
-            continue
-        kind = 2.0 if name in ("F16", "BF16") else 292 / 256 if values == 256 else 34 / 32  # or Q8_K, Q8_0
-        widest = max(widest, (used if "_down_exps" in tensor.name else 1) * tensor.shape[0] * kind)
-    return int(n_batch * widest)
 
 
 @dataclass(frozen=True, slots=True)
