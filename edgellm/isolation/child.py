@@ -92,13 +92,9 @@ class Child:
     """A child process, which ends with this object at the latest. It is started when it is needed, also again after it
     has ended. For one call at a time; any thread may kill it."""
 
-    def __init__(
-        self, kind: ChildKind, *arguments: str, environment: Mapping[str, str] = os.environ,
-        opening: tuple[str, Limits, bytes] | None = None,
-    ) -> None:  # fmt: skip
-        """Set up the child, which is given these words and variables. The call `opening` (name, limits and bytes) is
-        made after each start, before anything else."""
-        self._kind, self._opening, self._environment = kind, opening, environment
+    def __init__(self, kind: ChildKind, *arguments: str, environment: Mapping[str, str] = os.environ) -> None:
+        """Set up the child, which is given these words and variables."""
+        self._kind, self._environment = kind, environment
         self._words = (kind.module, str(kind.idle), *arguments)
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
@@ -156,8 +152,6 @@ class Child:
         except ChildFailed as error:
             what = f"The process that {self._kind.role} does not start: {error}."
             raise EngineFailed(what, "Install edgellm again.") from None
-        if self._opening is not None:
-            self.submit(*self._opening).result(stopped)
         self._has_begun = True
 
     def submit(self, name: str, limits: Limits, data: bytes = b"", **fields: object) -> "Call":

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
 from typing import TypeAlias
 
 from jinja2 import BaseLoader
@@ -109,8 +110,8 @@ def _tojson(
 
 
 def functions(_report: Report) -> Functions:
-    """Lower this process's limits and return what can be called: `compile` with a source; `render` with a conversation
-    in JSON, as a `Renderer` takes it, which returns the text; and `arguments` with a source, which returns their names.
+    """Lower this process's limits and return what can be called: `render` with a source and a conversation, as a
+    `Renderer` takes it, in JSON, which returns the text; and `arguments` with a source, which returns their names.
 
     All raise ModelUnsupported with a sentence on what Jinja or the template raises.
     """
@@ -119,7 +120,11 @@ def functions(_report: Report) -> Functions:
     idle_size = address_space()
     for name in ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC"):
         limit(name, 0)
-    compiled: list[Renderer] = []
+    compiled = lru_cache(maxsize=1)(compile_template)
+
+    def render(asked: bytes) -> bytes:
+        source, conversation = json.loads(asked)
+        return compiled(source)(conversation).encode("utf-8", "surrogatepass")
 
     def limited(function: Callable[[bytes], object]) -> Callable[[memoryview], object]:
         def limited_function(data: memoryview) -> object:
@@ -136,7 +141,6 @@ def functions(_report: Report) -> Functions:
         return limited_function
 
     return {
-        "compile": limited(lambda source: compiled.append(compile_template(source.decode("utf-8", "surrogatepass")))),
-        "render": limited(lambda asked: compiled[0](json.loads(asked)).encode("utf-8", "surrogatepass")),
+        "render": limited(render),
         "arguments": limited(lambda source: arguments(source.decode("utf-8", "surrogatepass"))),
     }

@@ -1,7 +1,6 @@
 """A child process answers, or an error says why it does not; and it is gone when it should be."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from edgellm.errors import EngineFailed, InvalidOption, Stopped
 from edgellm.isolation import child as children
-from edgellm.isolation.child import Child, ChildFailed, ChildKind, ChildSilent, LimitExceeded, Limits, cause_of
+from edgellm.isolation.child import Child, ChildFailed, ChildKind, ChildSilent, LimitExceeded, Limits
 
 ROOT = Path(__file__).parents[2]
 KIND = ChildKind("tests.isolation.unruly", "does what it is told", keeps_words=True)
@@ -145,14 +144,6 @@ def test_an_idle_child_ends_and_is_started_again() -> None:
     idle.close()
 
 
-def test_what_opens_it_is_called_after_each_start() -> None:
-    opened = Child(KIND, opening=("act", LIMITS, b"refuse"))
-    for _ in range(2):
-        with pytest.raises(InvalidOption):
-            told(opened, "abc")
-    opened.close()
-
-
 def test_who_has_given_up_is_heard(child: Child) -> None:
     looks = iter([False, False, True])
     told(child, "abc")
@@ -217,11 +208,3 @@ def test_a_child_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(EngineFailed, match="No child process can be started"):
         Child(KIND).start()
-
-
-def test_causes() -> None:
-    assert cause_of(-signal.SIGSEGV) == "SIGSEGV"
-    assert cause_of(3) == "exit code 3"
-    assert cause_of(0xC0000005) == f"exit code {0xC0000005}"  # of Windows
-    with pytest.raises(EngineFailed, match="ended by SIGTERM"):
-        cause_of(-signal.SIGTERM)

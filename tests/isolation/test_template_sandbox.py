@@ -28,11 +28,10 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits are read from
 ESCAPED = f"""
 import os, socket, subprocess, sys
 from edgellm.isolation.template_sandbox import functions
-compile = functions(None)["compile"]
+render = functions(None)["render"]
 if os.getuid() == 0:
     os.setuid({NOBODY})
-def limited(): compile(memoryview(b"{{{{ 1 }}}}"))
-limited()
+render(memoryview(b'["{{{{ 1 }}}}", {{}}]'))
 def fork():
     if os.fork() == 0:
         os._exit(0)
@@ -70,30 +69,26 @@ def child() -> Iterator[Child]:
     child.close()
 
 
-def compiled(child: Child, source: str) -> None:
-    child.call("compile", LIMITS, source.encode())
-
-
-def rendered(child: Child, **conversation: object) -> str:
-    found = child.call("render", LIMITS, json.dumps(conversation).encode())
+def rendered(child: Child, source: str, **conversation: object) -> str:
+    found = child.call("render", LIMITS, json.dumps((source, conversation)).encode())
     return bytes(found.data).decode("utf-8", "surrogatepass")
 
 
 def test_a_template_writes_todays_date_or_that_of_the_caller(child: Child) -> None:
-    compiled(child, "{% if date_string is not defined %}26 Jul 2024{% endif %}{{ date_string }}")
-    before, wrote = (f"{datetime.now(UTC).astimezone():%d %b %Y}", rendered(child))
+    dated = "{% if date_string is not defined %}26 Jul 2024{% endif %}{{ date_string }}"
+    before, wrote = (f"{datetime.now(UTC).astimezone():%d %b %Y}", rendered(child, dated))
     assert wrote in (before, f"{datetime.now(UTC).astimezone():%d %b %Y}")
-    assert rendered(child, date_string="1 May") == "1 May"
+    assert rendered(child, dated, date_string="1 May") == "1 May"
 
 
 def test_an_error_is_told_in_short_and_the_child_goes_on(child: Child) -> None:
     with pytest.raises(ModelUnsupported, match=r"^TemplateSyntaxError: "):
-        compiled(child, "{% if")
-    compiled(child, "{{ raise_exception('a' * 1000000) if messages else 'ok' }}")
+        rendered(child, "{% if")
+    source = "{{ raise_exception('a' * 1000000) if messages else 'ok' }}"
     with pytest.raises(ModelUnsupported, match=r"^ValueError: aaa") as caught:
-        rendered(child, messages=[1])
+        rendered(child, source, messages=[1])
     assert len(str(caught.value)) < 1_000
-    assert rendered(child, messages=[]) == "ok"
+    assert rendered(child, source, messages=[]) == "ok"
 
 
 @linux
@@ -111,16 +106,16 @@ def test_what_has_escaped_opens_nothing_and_starts_nothing(tmp_path: Path) -> No
 
 @linux
 def test_each_request_has_its_limits(child: Child) -> None:
-    compiled(child, "{{ 1 }}")
+    rendered(child, "{{ 1 }}")
     process = psutil.Process(child.pid)
     for name in (psutil.RLIMIT_FSIZE, psutil.RLIMIT_NOFILE, psutil.RLIMIT_NPROC, psutil.RLIMIT_CORE):
         assert process.rlimit(name) == (0, 0)
     small = process.rlimit(psutil.RLIMIT_AS)[0]
     assert MEMORY < small < process.memory_info().vms + MEMORY + 2**20
     assert 0 < process.rlimit(psutil.RLIMIT_CPU)[0] < template_sandbox.SECONDS + process.cpu_times().user + 10
-    rendered(child, messages=["a" * 2**20])
+    rendered(child, "{{ 1 }}", messages=["a" * 2**20])
     assert process.rlimit(psutil.RLIMIT_AS)[0] > small + MEMORY_PER_BYTE * 2**20 - 2**16
-    rendered(child, messages=[])
+    rendered(child, "{{ 1 }}", messages=[])
     assert process.rlimit(psutil.RLIMIT_AS)[0] < small + 2**16
 
 
@@ -128,24 +123,22 @@ def test_each_request_has_its_limits(child: Child) -> None:
 def test_it_ends_by_itself_where_nobody_looks_after_it() -> None:
     """The parent may have been killed."""
     child = Child(ChildKind("tests.isolation.hasty", "renders in haste"), environment={})
-    compiled(child, "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     with pytest.raises(ChildFailed, match="SIGXCPU"):
-        rendered(child, messages=[])
+        rendered(child, "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     child.close()
 
 
 @linux
 def test_memory_is_limited_before_it_is_taken(child: Child) -> None:
-    compiled(child, "{{ ('a' * 2**27)|length }}")
     with pytest.raises(LimitExceeded, match="exceeds its memory limit"):
-        rendered(child, messages=[])
+        rendered(child, "{{ ('a' * 2**27)|length }}")
 
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_no_known_way_leads_out_of_the_sandbox(child: Child, name: str, tmp_path: Path) -> None:
     try:
-        compiled(child, ESCAPES[name].replace("MARK", str(tmp_path / "written")))
-        answer = rendered(child, messages=[{"role": "user", "content": "a"}])
+        source = ESCAPES[name].replace("MARK", str(tmp_path / "written"))
+        answer = rendered(child, source, messages=[{"role": "user", "content": "a"}])
     except ModelUnsupported as error:
         answer = error.what
     assert not any(word in answer.partition("Error: ")[0] for word in ("<class", "<module", "root:", "builtin"))

@@ -66,4 +66,4 @@ def functions(report: Report) -> Functions:
         parts = bytes(data).decode().split("#")
         return act(parts[len(parts) // 2], pipe, report)
 
-    return dict.fromkeys(("act", "compile", "render", "arguments"), told)
+    return dict.fromkeys(("act", "render", "arguments"), told)

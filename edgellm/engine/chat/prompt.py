@@ -73,7 +73,7 @@ class ChatTemplate:
 
     def arguments(self) -> list[str]:
         """Return the names of the arguments that the template reads and callers set."""
-        return [name for name in self._renderer.arguments() if name not in RESERVED]
+        return [name for name in self._renderer.arguments if name not in RESERVED]
 
     def check(self, arguments: Mapping[str, object]) -> None:
         """Raise InvalidOption where the template does not read one of the `arguments`, or callers do not set it."""

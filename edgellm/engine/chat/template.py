@@ -39,7 +39,6 @@ KNOWN = frozenset({"6b336c08d92c5d40ca5f840ba10c40952a20d3b9c58bf8de920ed04fd703
 """SHA-256 of harmless templates: the bundled pair's."""
 MOST_SOURCE = 2**16  # characters of a template; known templates have 20,000 at most
 _ANSWER, _ANSWER_PER_BYTE = 2**20, 16  # bytes of a rendered text: once, and for each byte of the conversation
-_SAID = 400  # characters of the child's error message
 KIND = ChildKind("edgellm.isolation.template_sandbox", "renders chat templates")
 T = TypeVar("T")
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")  # variables for Python's start, and the date
@@ -56,9 +55,7 @@ class TemplateRenderer:
         """Set up; `model` is the name for messages. Nothing is compiled yet, and no process started."""
         self.source, self.model = source, model
         self._is_known = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest() in KNOWN
-        self._known_arguments: Sequence[str] | None = None
         self._lock = threading.Lock()
-        self._data = source.encode("utf-8", "surrogatepass")
 
     def start(self) -> None:
         """Start the child process, if needed, without waiting for it. If that fails, the first rendering says why."""
@@ -80,11 +77,10 @@ class TemplateRenderer:
         conversation = {**arguments, "messages": messages, "bos_token": bos, "eos_token": eos}
         return self._do(lambda: self._compiled(conversation), lambda: self._rendered(conversation))
 
+    @cached_property
     def arguments(self) -> Sequence[str]:
-        """Return the names of the arguments that the template reads, sorted."""
-        if self._known_arguments is None:
-            self._known_arguments = self._do(lambda: arguments(self.source), self._named)
-        return self._known_arguments
+        """The names of the arguments that the template reads, sorted."""
+        return self._do(lambda: arguments(self.source), self._named)
 
     def _do(self, here: Callable[[], T], there: Callable[[], T]) -> T:
         """Return the result of `here` for a known template, else that of `there`, which asks the child."""
@@ -101,7 +97,7 @@ class TemplateRenderer:
         except ChildFailed as error:
             raise self._refused(str(error)) from None
         except ModelUnsupported as error:
-            raise self._refused(error.what[:_SAID], TemplateRaised) from None
+            raise self._refused(error.what, TemplateRaised) from None
 
     def close(self) -> None:
         """End the child process."""
@@ -112,7 +108,7 @@ class TemplateRenderer:
     @cached_property
     def _child(self) -> Child:
         kept = {name: value for name in _KEPT if (value := os.environ.get(name)) is not None}
-        return Child(KIND, environment=kept, opening=("compile", _limits(len(self._data)), self._data))
+        return Child(KIND, environment=kept)
 
     @cached_property
     def _compiled(self) -> Renderer:
@@ -120,7 +116,7 @@ class TemplateRenderer:
 
     def _rendered(self, conversation: Mapping[str, object]) -> str:
         try:
-            asked = json.dumps(conversation).encode()
+            asked = json.dumps((self.source, conversation)).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidOption(
                 f"An argument of the chat template cannot be written as JSON: {error}.", "Give plain values."
@@ -132,7 +128,7 @@ class TemplateRenderer:
 
     def _named(self) -> list[str]:
         """Return the names of the arguments; nothing is taken for granted about the child's answer."""
-        names = self._ask("arguments", self._data).value
+        names = self._ask("arguments", self.source.encode("utf-8", "surrogatepass")).value
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ChildFailed("its arguments are unknown")
         return names

@@ -96,14 +96,14 @@ def test_arguments_are_those_of_plain_jinja(opened: Open, name: str) -> None:
     for given in chosen:
         for turns in (talk, talk[:1], talk[:2]):
             assert template.render(turns, "<bos>", "<eos>", given) == plain(messages=turns, **given).prompt  # type: ignore[arg-type]
-    assert template.arguments() == arguments(FAMILIES[name])
+    assert template.arguments == arguments(FAMILIES[name])
 
 
 def test_arguments_are_asked_of_the_child_before_and_after_a_conversation(opened: Open) -> None:
     template = opened("{{ mood }}" + CONTENTS)
-    assert template.arguments() == ["messages", "mood"]
+    assert template.arguments == ["messages", "mood"]
     assert template.render(said("a"), "", "", {"mood": "<"}) == "<a"
-    assert template.arguments() == ["messages", "mood"]
+    assert template.arguments == ["messages", "mood"]
     assert template.render(said("a"), "", "", {"arguments_of": "x", "source": "y"}) == "a"
     assert len(children()) == 1
 
@@ -114,7 +114,7 @@ def test_arguments_are_asked_of_the_child_before_and_after_a_conversation(opened
 def test_arguments_are_not_taken_for_granted(opened: Open, monkeypatch: pytest.MonkeyPatch, act: str, why: str) -> None:
     monkeypatch.setattr(chat_template, "KIND", UNRULY)
     with pytest.raises(ModelUnsupported, match=why):
-        opened(f"#{act}#").arguments()
+        _ = opened(f"#{act}#").arguments
 
 
 def test_any_text_arrives(opened: Open) -> None:
