@@ -18,7 +18,7 @@ from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.row_padding import MOST_PADDING, PADDINGS, TRIED_ROWS, Padding, agree
 from edgellm.engine.kv.sequences import CachedSequences, PromptCache, SeqRows, split
-from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext, OpenSpec
+from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.model import ContextSpec, Model
 from edgellm.engine.native import Stop
 from edgellm.engine.vocabulary import Floats, Ids
@@ -332,7 +332,7 @@ class Context(CachedSequences):
         return views
 
 
-def _fits(model: Model, spec: OpenSpec, padding: Padding) -> bool:
+def _fits(model: Model, spec: NativeSpec, padding: Padding) -> bool:
     """Return whether logits do not depend on how ids are batched, with this padding. A recurrent state cannot drop
     rows of padding."""
     tried = ContextSpec(
@@ -347,7 +347,7 @@ def _fits(model: Model, spec: OpenSpec, padding: Padding) -> bool:
         return not context.recurrent and agree(decode, model.n_vocab)
 
 
-def padding_of(model: Model, spec: OpenSpec, fits: Callable[[Padding], bool], head: bool = True) -> Padding:
+def padding_of(model: Model, spec: NativeSpec, fits: Callable[[Padding], bool], head: bool = True) -> Padding:
     """Return the cheapest padding by which a row's logits do not depend on the rows beside it: known from an earlier
     trial of such tensors, with or without a `head`, or found now by `fits`. Raises ModelUnsupported: there is none."""
     found: list[Padding] | None = []

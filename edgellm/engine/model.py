@@ -25,7 +25,7 @@ from edgellm.engine.hardware import (
 )
 from edgellm.engine.kv.kv_cache import snapshots_that_fit
 from edgellm.engine.kv.row_padding import MOST_PADDING, Padding
-from edgellm.engine.llama_api import OpenSpec
+from edgellm.engine.llama_api import NativeSpec
 from edgellm.engine.native import lib
 from edgellm.engine.text_model import TextModel, renderer_of
 from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, find_faults, known_faults
@@ -297,7 +297,7 @@ class ContextSpec:
         if self.threads is not None and self.threads < 1:
             raise InvalidOption(f"threads is {self.threads}.", "Use 1 or more, or None for all cores.")
 
-    def resolved(self, model: Model, capture: Capture | None) -> OpenSpec:
+    def resolved(self, model: Model, capture: Capture | None) -> NativeSpec:
         """Return the resolved options of a context over `model` with this `capture`.
 
         Where attention is captured, batches have as many rows as keep its scores within `SCORES` bytes, at least 32:
@@ -327,7 +327,7 @@ class ContextSpec:
         wanted = hardware.cache_type  # without flash attention, llama.cpp has no quantised values
         default = wanted is None or (wanted in QUANTISED and not flash)
         few = model.spec.few_outputs and not (capture and capture.outputs)
-        return OpenSpec(
+        return NativeSpec(
             cells, self.n_seq, n_batch, self.threads or hardware.threads or native.default_threads(model.n_params),
             self.unified, "f32" if exact else DEFAULT_CACHE if default else str(wanted), flash,
             snapshots=snapshots_that_fit(model.header, self.n_seq) if self.rolls_back else 0,

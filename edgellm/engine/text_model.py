@@ -172,12 +172,8 @@ class TextModel:
         should_stop: ShouldStop = never,
         tell: Callable[[str], None] = lambda _: None,
     ) -> Ids:
-        """Return the ids of the conversation in the model's chat template, shape (n,), ready for the assistant's turn.
-        `arguments` are given to the template; those that it does not read have no effect. `tell` is called with what
-        was changed in a conversation that the template does not want as it is. Raises InvalidOption: an unknown role,
-        no message, or an argument that cannot be written as JSON; ModelUnsupported: the model has no chat template, or
-        the template refuses the conversation; EngineFailed: the process that renders the template could not be started,
-        or was ended from outside; PromptTooLong, TextRefused, Stopped: as `tokenize` does."""
+        """Return the ids of `ChatTemplate.prompt`, shape (n,), with BOS before them, if the model wants one. Raises as
+        that does, and ModelUnsupported: the model has no chat template."""
         self._check_vocabulary()
         return self._begun(self.template.prompt(messages, arguments, most, should_stop, tell))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -158,15 +158,12 @@ DEPTH = 1_000
 """Characters for which any thread's stack is enough: each takes 316 bytes of a stack of maybe 512 KiB."""
 LONG = 32_768
 """Characters beyond which a text goes to another process, which takes some tenths of a second to start."""
-_STACK_OF_LONG = 2**24  # bytes
 _ALWAYS_APART = frozenset(("whitespace", "superbpe"))
 """Pre-tokenizers (`tokenizer.ggml.pre`) with which llama.cpp aborts at a space, or takes cubic time for digits."""
 
 _LIKELY = 4  # characters per token in ordinary text: a text with more per allowed token may be too long
 _MOST_OF_A_BYTE = 4  # bytes of a text for which a byte of a token may stand: a mark of a space, an unknown character
-_TAKES_SPACE = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
 CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-_SPECIAL = CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
 _INT, _POINTER, _TEXT, _FLAG = ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
 _tokenize = native.bind(lib.llama_tokenize, _INT, _POINTER, _TEXT, _INT, _POINTER, _INT, _FLAG, _FLAG)
 attributes = native.bind_nonblocking(lib.llama_vocab_get_attr, ctypes.c_int, ctypes.c_void_p, ctypes.c_int32)
@@ -201,7 +198,7 @@ class VocabTokenizer:
         if len(text) > self._most_here:
             ids = self._encode_elsewhere(data, special, should_stop)
         elif len(text) > DEPTH:
-            ids = in_thread(self._vocab, data, special, _STACK_OF_LONG)
+            ids = in_thread(self._vocab, data, special)
         else:
             ids = tokenized(self._vocab, data, special)
         if most is not None and len(ids) > most:
@@ -210,7 +207,7 @@ class VocabTokenizer:
 
     def check_length(self, text: str, most: int | None) -> None:
         """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
-        if most is None or not self._exact or len(text) <= max(_LIKELY * most, LONG) or self._takes_space:
+        if most is None or not self._exact or len(text) <= max(_LIKELY * most, LONG):
             return  # the text may fit, or tokenising takes no time
         fewest = len(text.encode("utf-8", "replace")) // (_MOST_OF_A_BYTE * max(map(len, self._pieces())))
         if fewest > most:
@@ -248,13 +245,6 @@ class VocabTokenizer:
             self._lock.release()
         return np.frombuffer(answer.data, dtype=np.int32).copy()
 
-    @cached_property
-    def _takes_space(self) -> bool:
-        """Return whether a special token takes adjacent white space along, which is then in no token."""
-        size = lib.llama_vocab_n_tokens(self._vocab)
-        found = map(attributes, repeat(self._vocab, size), range(size))
-        return any(attribute & _SPECIAL and attribute & _TAKES_SPACE for attribute in found)
-
 
 def tokenized(vocab: int, data: bytes, special: bool) -> Ids:
     """Return what llama.cpp makes of a text in one call."""
@@ -272,11 +262,11 @@ def tokenized(vocab: int, data: bytes, special: bool) -> Ids:
 _stack_size = threading.Lock()
 
 
-def in_thread(vocab: int, data: bytes, special: bool, stack: int) -> Ids:
-    """Return `tokenized` of a text, by a thread with a stack of so many bytes."""
+def in_thread(vocab: int, data: bytes, special: bool) -> Ids:
+    """Return `tokenized` of a text, by a thread with a stack of `STACK` bytes."""
     with ThreadPoolExecutor(1) as pool:
         with _stack_size:
-            threading.stack_size(stack)
+            threading.stack_size(STACK)
             found = pool.submit(tokenized, vocab, data, special)
             threading.stack_size(0)
         return found.result()
@@ -296,6 +286,6 @@ def functions(_report: Report, path: str, n_vocab: str) -> Functions:
         limit("RLIMIT_AS", size + STACK + MEMORY)
 
     def tokenize(text: memoryview, special: bool) -> bytes:
-        return in_thread(vocab, bytes(text), special, STACK).tobytes()
+        return in_thread(vocab, bytes(text), special).tobytes()
 
     return {"tokenize": tokenize}

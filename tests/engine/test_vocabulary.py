@@ -75,12 +75,6 @@ def test_what_a_conversation_needs_is_found_in_the_model(draft_model: Model) -> 
     assert controls & set(prompt) <= vocabulary.required
 
 
-def test_control_tokens_have_a_name_there(draft_model: Model) -> None:
-    assert draft_model.vocabulary.size == draft_model.n_vocab
-    assert hidden(draft_model)
-    assert all(draft_model.vocabulary.pieces[i] for i in hidden(draft_model))
-
-
 @pytest.mark.parametrize("key", ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.chat_template"])
 def test_a_tokenizer_is_another_where_any_of_it_differs(
     draft_path: Path, verifier_model: Model, draft_model: Model, tmp_path: Path, key: str

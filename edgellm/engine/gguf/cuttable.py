@@ -99,12 +99,6 @@ RULES: Mapping[str, CutRule] = MappingProxyType({
 
 _REFUSED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
-        ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "jamba", "falcon-h1", "granitehybrid", "lfm2",
-         "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2", "qwen3next", "qwen35", "qwen35moe", "qwen4exp",
-         "kimi-linear", "minimax-01", "deepseek4"),
-        "its recurrent state cannot be rolled back where rows of other layers come in",
-    )
-    | dict.fromkeys(
         ("bloom", "gpt2", "mpt", "starcoder"), "positions or a norm are added to the rows before its first layer"
     )
     | {
@@ -141,7 +135,9 @@ def _obstacles(header: GgufHeader, layers: int) -> Iterator[str]:
     arch = header.architecture
     rule = RULES.get(arch)
     if rule is None:
-        yield _REFUSED.get(arch, "edgellm does not know what its layers depend on")
+        recurrent = "its recurrent state cannot be rolled back where rows of other layers come in"
+        unknown = "edgellm does not know what its layers depend on"
+        yield _REFUSED.get(arch, recurrent if header.recurrent_state_bytes else unknown)
         return
     if layers in rule.counts and not rule.normed:
         yield f"llama.cpp computes one of {layers} layers otherwise, and knows it by their number"

@@ -22,6 +22,7 @@ from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.llama_api import NativeContext
 from edgellm.engine.native import lib
 from edgellm.engine.vocabulary import Ids
+from edgellm.errors import ModelUnsupported
 
 MAX_SNAPSHOTS = 8
 """Most tokens of a batch that can be rolled back at once: a draft model's chunk."""
@@ -124,10 +125,13 @@ class KVCache:
         trusted: bool = True, whole_window: bool = False,
     ) -> None:  # fmt: skip
         """Manage the cache of `context`. Unless it is `trusted`, a rollback means to read all again. With a
-        `whole_window` the context keeps all positions, whatever a layer attends to."""
+        `whole_window` the context keeps all positions, whatever a layer attends to. Raises ModelUnsupported: the model
+        keeps no cache."""
         self._trusted, self._copies = trusted, architecture not in _COPIED_LATE
         self._context = context
         self._memory: int = lib.llama_get_memory(context.owned.pointer)
+        if not self._memory:
+            raise ModelUnsupported("The model keeps no cache.", "Use a model that generates text.")
         self.recurrent = bool(lib.llama_model_is_recurrent(model.pointer) or lib.llama_model_is_hybrid(model.pointer))
         self.window = 0 if whole_window else max(0, int(lib.llama_model_n_swa(model.pointer)))
         self.snapshots = int(lib.llama_n_rs_seq(context.owned.pointer)) if self.recurrent else 0
@@ -136,11 +140,6 @@ class KVCache:
     def close(self) -> None:
         """Release all checkpoints."""
         self._sequences = []
-
-    @property
-    def exists(self) -> bool:
-        """Return whether the model keeps a cache at all."""
-        return bool(self._memory)
 
     @property
     def plain(self) -> bool:

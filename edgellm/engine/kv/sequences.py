@@ -15,7 +15,7 @@ from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
 
 if TYPE_CHECKING:
-    from edgellm.engine.llama_api import NativeContext, OpenSpec
+    from edgellm.engine.llama_api import NativeContext, NativeSpec
     from edgellm.engine.model import Model
     from edgellm.engine.speculators.speculator import Speculator
 
@@ -133,15 +133,15 @@ class CachedSequences(ABC):
     speculator: "Speculator | None" = None
     """The speculator that drafts from the states of these sequences."""
 
-    def __init__(self, model: "Model", spec: "OpenSpec", context: "NativeContext", prompts: PromptCache | None) -> None:
+    def __init__(
+        self, model: "Model", spec: "NativeSpec", context: "NativeContext", prompts: PromptCache | None
+    ) -> None:
         """Manage the cache of `context`. Raises ModelUnsupported: the model keeps none."""
         self.model, self.spec, self.native = model, spec, context
         self._cache = KVCache(
             model.owned, context, spec.sequences, model.header.architecture,
             trusted="rollback" not in model.faults, whole_window=spec.whole_window,
         )  # fmt: skip
-        if not self._cache.exists:
-            raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
         self._prompts, self._epochs = prompts, [0 if prompts is None else prompts.epoch] * spec.sequences
         self._sequences = Sequences(spec.sequences, spec.n_ctx)
         self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again

@@ -14,7 +14,7 @@ from edgellm.engine.gguf.header import TENSOR_TYPES, GgufHeader
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.gguf.writer import PADDING, token_count, token_texts
 from edgellm.engine.hardware import Hardware
-from edgellm.engine.llama_api import NativeContext, OpenSpec, load_model, open_context
+from edgellm.engine.llama_api import NativeContext, NativeSpec, load_model, open_context
 from edgellm.engine.speculators.speculator import (
     WINDOW,
     Speculator,
@@ -93,7 +93,7 @@ class Eagle3Head(Speculator):
     """An EAGLE-3 head beside one context of its verifier."""
 
     def __init__(
-        self, model: native.Owned, header: GgufHeader, n_layer: int, trunk: NativeContext, spec: OpenSpec
+        self, model: native.Owned, header: GgufHeader, n_layer: int, trunk: NativeContext, spec: NativeSpec
     ) -> None:
         """Open a head, whose file has this `header`. Layer `n_layer` stands for the last layer's output. Raises
         EngineFailed: llama.cpp cannot reserve the memory."""

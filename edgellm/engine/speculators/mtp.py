@@ -7,7 +7,7 @@ from functools import partial
 
 from edgellm.engine import native
 from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.llama_api import NativeContext, OpenSpec, open_context
+from edgellm.engine.llama_api import NativeContext, NativeSpec, open_context
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, StateFunctions, StateWindow, spec_beside
 from edgellm.engine.trial.probe import MTP
@@ -39,7 +39,7 @@ def unusable(header: GgufHeader) -> str:
 class MtpLayer(Speculator):
     """The MTP layer beside one context."""
 
-    def __init__(self, model: native.Owned, trunk: NativeContext, spec: OpenSpec, *, every: bool) -> None:
+    def __init__(self, model: native.Owned, trunk: NativeContext, spec: NativeSpec, *, every: bool) -> None:
         """Open the layer of `model`. `every` as for `Speculator`: see `STATES_OF_LAST_ROWS`. Raises EngineFailed:
         llama.cpp cannot reserve the memory."""
         width = int(lib.llama_model_n_embd_out(model.pointer))

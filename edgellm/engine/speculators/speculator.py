@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec, OpenSpec
+from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.native import Stop, lib
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import EngineFailed
@@ -108,7 +108,7 @@ class StateWindow:
 _ROWS = 64  # rows of a batch: llama.cpp reserves logits for each
 
 
-def spec_beside(trunk: OpenSpec, *, mtp: bool = False) -> NativeSpec:
+def spec_beside(trunk: NativeSpec, *, mtp: bool = False) -> NativeSpec:
     """Return the parameters of a context beside the verifier's."""
     positions = trunk.n_ctx * trunk.sequences
     rows = max(trunk.sequences, min(_ROWS, positions))
@@ -125,7 +125,7 @@ class Speculator(ABC):
     """
 
     def __init__(
-        self, trunk: NativeContext, spec: OpenSpec, owned: native.Owned, *, states: int, inputs: int, every: bool
+        self, trunk: NativeContext, spec: NativeSpec, owned: native.Owned, *, states: int, inputs: int, every: bool
     ) -> None:
         """Take over `owned`, the speculator's own context beside the `trunk`, the verifier's, which was opened by
         `spec`. `states` is the width of a trunk's state, `inputs` the width of a row's input and of the speculator's
@@ -251,4 +251,4 @@ class SpeculatorModel:
 
     kind: str
     name: str
-    open: Callable[[NativeContext, OpenSpec], Speculator]
+    open: Callable[[NativeContext, NativeSpec], Speculator]

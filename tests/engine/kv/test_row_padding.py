@@ -10,9 +10,8 @@ import pytest
 
 from edgellm.engine import Block, Context, ContextSpec, Floats, Ids, Model, SeqRows, cut
 from edgellm.engine.context import padding_of
-from edgellm.engine.hardware import Hardware
-from edgellm.engine.kv.row_padding import DEEP, PADDINGS, Padding, agree
-from edgellm.errors import InvalidOption, ModelUnsupported
+from edgellm.engine.kv.row_padding import PADDINGS, Padding, agree
+from edgellm.errors import ModelUnsupported
 from edgellm.system import bundled_dirs
 
 SPEC = ContextSpec(100, n_batch=64, threads=1, reproducible=True)
@@ -28,12 +27,6 @@ def quantised() -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def ids(quantised: Model) -> Ids:
     return np.random.default_rng(3).integers(0, quantised.n_vocab, 100).astype(np.int32)
-
-
-def test_a_padding_rounds_up() -> None:
-    assert [Padding().rows(n) for n in (1, 5)] == [1, 5]
-    assert [Padding(2).rows(n) for n in (1, 2, 5)] == [2, 2, 5]
-    assert [Padding(4, 4).rows(n) for n in (1, 4, 5)] == [4, 4, 8]
 
 
 @pytest.mark.parametrize("padding", PADDINGS, ids=str)
@@ -114,9 +107,3 @@ def test_layers_on_several_devices_compute_rows_alike(quantised: Model, ids: Ids
             assert len(rows) == outputs
         assert np.array_equal(logits[1], logits[-1])
         assert np.array_equal(whole[-1], logits[-1])
-
-
-def test_what_cannot_be_reproducible_says_so() -> None:
-    with pytest.raises(InvalidOption, match="without flash attention"):
-        Hardware(reproducible=True, flash_attn=True)
-    assert DEEP > 512
