@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
+from edgellm.errors import ModelNotFound, ProfileUnusable
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import BudgetController
@@ -50,24 +50,16 @@ class KeptData:
 
 
 def kept() -> KeptData:
-    """Count kept data, whether the history is on or off. Raise HistoryUnusable where the history cannot be read."""
-    return KeptData(len(History().all()), **{kind: sum(map(_is_personal, paths)) for kind, paths in _derived().items()})
+    """Count kept data, whether the history is on or off."""
+    return KeptData(**{kind: sum(map(_is_personal, paths)) for kind, paths in _files().items()})
 
 
 def forget() -> KeptData:
     """Remove all kept data, and return the counts. A profile from a file of prompts keeps its measurements, and loses
-    the tokens of prompts. Raise HistoryUnusable where something cannot be removed."""
-    chats, failed = 0, None
-    try:
-        with suppress(HistoryUnusable):  # A damaged history is removed, too.
-            chats = len(History().all())
-        History().clear()
-    except HistoryUnusable as error:  # The rest is removed first.
-        failed = error
-    gone = {kind: sum(map(_forget, paths)) for kind, paths in _derived().items()}
-    if failed is not None:
-        raise failed
-    return KeptData(chats, **gone)
+    the tokens of prompts. Raise HistoryUnusable where the history cannot be removed, once the rest is."""
+    gone = {kind: sum(map(_forget, paths)) for kind, paths in _files().items()}
+    History().clear()
+    return KeptData(**gone)
 
 
 def tidy() -> None:
@@ -79,28 +71,27 @@ def tidy() -> None:
 def expire() -> None:
     """Remove expired data (`chat_log.max_age`), and all but the newest crash logs. Files that cannot be removed are
     kept for now."""
-    before, derived = oldest(), _derived()
-    with suppress(EdgeError):
-        History().expire()
-    old = [path for paths in derived.values() for path in paths if expired(path, before)]
-    for path in {*old, *derived["logs"][:-LOGS_MOST]}:
+    before, files = oldest(), _files()
+    old = [path for paths in files.values() for path in paths if expired(path, before)]
+    for path in {*old, *files["logs"][:-LOGS_MOST]}:
         _forget(path)
 
 
 def kept_bytes() -> int:
     """Return the bytes that all kept data take on the disk."""
-    found = [*History().path.glob("*"), *(path for paths in _derived().values() for path in paths)]
-    return sum(path.lstat().st_size for path in found)
+    return sum(path.lstat().st_size for paths in _files().values() for path in paths)
 
 
-def _derived() -> dict[str, list[Path]]:
+def _files() -> dict[str, list[Path]]:
     """Return the files that may hold data of prompts and replies, sorted, by their kind in `KeptData`. Among profiles
     are first replies, files that were set aside, and remains of a crash; names of crash logs begin with their times."""
     found: dict[str, list[Path]] = {"prompts": prompt_files()}
-    for root, name in ((data_dir(), "profiles"), (cache_dir(), "curves"), (state_dir(), "logs")):
-        found[name] = []
+    folders = {"conversations": History().path, "profiles": data_dir() / "profiles", "curves": cache_dir() / "curves",
+               "logs": state_dir() / "logs"}  # fmt: skip
+    for kind, folder in folders.items():
+        found[kind] = []
         with suppress(OSError):
-            found[name] = [path for path in sorted((root / name).iterdir()) if not path.is_dir() or path.is_symlink()]
+            found[kind] = [path for path in sorted(folder.iterdir()) if not path.is_dir() or path.is_symlink()]
     return found
 
 

@@ -110,12 +110,6 @@ class History:
             if os.path.lexists(self.path):
                 shutil.rmtree(self.path)
 
-    def expire(self) -> None:
-        """Remove what is older than the retention, whether the history is on or off."""
-        if os.path.lexists(self.path):
-            with self._locked("removed"):
-                self._remove_old()
-
     @property
     def damaged(self) -> list[Path]:
         """Return the files that hold no conversation."""

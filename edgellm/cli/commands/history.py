@@ -33,7 +33,7 @@ def history(
     if action == "keep":
         _keep(age, as_json)
     elif action == "clear":
-        if not yes and ((there := kept()).total or store.damaged):
+        if not yes and (there := kept()).total:
             ui.make_sure("delete", str(there), yes=False)
         gone = forget()
         ui.tell({"forgotten": gone.total, **asdict(gone)}, as_json, f"deleted {gone}")

@@ -32,32 +32,32 @@ def gemma(value: object) -> str:
     return "[" + ",".join(map(gemma, value)) + "]" if isinstance(value, list) else str(value)
 
 
-def xml(given: Arguments) -> str:
+def xml(name: str, given: Arguments) -> str:
     values = "".join(f"<parameter={key}>\n{python(value)}\n</parameter>\n" for key, value in given.items())
-    return f"<tool_call>\n<function=f>\n{values}</function>\n</tool_call>"
+    return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
 
 
-def pairs(given: Arguments) -> str:
+def pairs(name: str, given: Arguments) -> str:
     written = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in given.items())
     values = "".join(f"\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>" for key, value in written)
-    return f"<tool_call>f{values}\n</tool_call>"
+    return f"<tool_call>{name}{values}\n</tool_call>"
 
 
-def as_json(before: str, after: str) -> Callable[[Arguments], str]:
-    return lambda given: before + json.dumps(given) + after
+def as_json(before: str, after: str) -> Callable[[str, Arguments], str]:
+    return lambda name, given: before % name + json.dumps(given) + after
 
 
-# For each family: what shows it in a chat template, and how its template writes a call of `f`.
-FAMILIES: dict[str, tuple[str, Callable[[Arguments], str]]] = {
-    "hermes": ("<tool_call>", as_json('<tool_call>\n{"name": "f", "arguments": ', "}\n</tool_call>")),
+# For each family: what shows it in a chat template, and how its template writes a call.
+FAMILIES: dict[str, tuple[str, Callable[[str, Arguments], str]]] = {
+    "hermes": ("<tool_call>", as_json('<tool_call>\n{"name": "%s", "arguments": ', "}\n</tool_call>")),
     "qwen3-coder": ("<function= <parameter=", xml),
     "glm": ("<tool_call> <arg_key>", pairs),
-    "llama": ('"parameters" ipython', as_json('{"name": "f", "parameters": ', "}")),
-    "mistral": ("[TOOL_CALLS]", as_json('[TOOL_CALLS][{"name": "f", "arguments": ', "}]")),
-    "mistral, 2025": ("[TOOL_CALLS] [ARGS]", as_json("[TOOL_CALLS]f[ARGS]", "")),
-    "gpt-oss": ("<|channel|> commentary", as_json("<|channel|>commentary to=functions.f <|message|>", "<|call|>")),
-    "deepseek": ("<｜tool▁calls▁begin｜>", as_json("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>", "")),
-    "gemma": ("<|tool_call>", lambda given: f"<|tool_call>call:f{gemma(dict(given))}<tool_call|>"),
+    "llama": ('"parameters" ipython', as_json('{"name": "%s", "parameters": ', "}")),
+    "mistral": ("[TOOL_CALLS]", as_json('[TOOL_CALLS][{"name": "%s", "arguments": ', "}]")),
+    "mistral, 2025": ("[TOOL_CALLS] [ARGS]", as_json("[TOOL_CALLS]%s[ARGS]", "")),
+    "gpt-oss": ("<|channel|> commentary", as_json("<|channel|>commentary to=functions.%s <|message|>", "<|call|>")),
+    "deepseek": ("<｜tool▁calls▁begin｜>", as_json("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>%s<｜tool▁sep｜>", "")),
+    "gemma": ("<|tool_call>", lambda name, given: f"<|tool_call>call:{name}{gemma(dict(given))}<tool_call|>"),
 }  # fmt: skip
 
 # Texts with tags of all families: such as close something that is not open, and whole calls as examples.
@@ -113,7 +113,7 @@ def test_calls_that_a_template_writes_are_read_back(family: str, function: dict[
     style = find_format(template, describes_tools=True)
     assert style is not None
     arguments = {name: value for name, (_, value) in function.items()}
-    written = write(arguments)
+    written = write("f", arguments)
     text = written * (1 if family in ("llama", "mistral") else count)
     tools = {"f": tool({name: schema for name, (schema, _) in function.items()})}
     calls, rest = style.parse(text, tools, True)
@@ -142,7 +142,7 @@ def test_broken_calls_are_valid_json_or_text(
     template, write = FAMILIES[family]
     style = find_format(template, describes_tools=True)
     assert style is not None
-    text = write(arguments)
+    text = write("f", arguments)
     text = text[:cut] + "".join(pieces) + text[cut:]
     for tools in ({}, {"f": tool({"path": STRING, "a.b": {"type": "integer"}})}):
         for part in (text, text[: len(text) // 2], "".join(pieces)):

@@ -15,6 +15,7 @@ from edgellm.engine.chat.template import plain_turns
 from edgellm.llm.tools.toolbox import Toolbox, find_format, split_calls
 from edgellm.spec.params import ANY_TOOL
 from edgellm.spec.types import Channel, Source, Token
+from tests.llm.tools.test_formats import FAMILIES
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -29,28 +30,9 @@ ONE = [("get_weather", {"city": "007", "days": 2})]
 
 # For each family: what shows it in a chat template, a reply with calls, the calls, and the text before them.
 REPLIES: dict[str, tuple[str, str, list[Any], str]] = {
-    "hermes": (
-        "<tool_call>",
-        ('Let me see.\n'
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich </tool_call> {x}", "days": 2}}'
-        '\n</tool_call>\n<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'),
-        CALLS, "Let me see.\n",
-    ),
-    "qwen3-coder": (
-        "<tool_call> <function= <parameter=",
-        ("Well:\n<tool_call>\n<function=get_weather>\n<parameter=city>\n007\n</parameter>\n<parameter=days>\n2\n</parameter>"
-        "\n</function>\n</tool_call>\n<tool_call>\n<function=clock>\n</function>\n</tool_call>"),
-        [*ONE, ("clock", {})], "Well:\n",
-    ),
-    "glm": (
-        "<tool_call> <arg_key>",
-        ("Well:\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>007</arg_value>\n<arg_key>days</arg_key>"
-        "\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>clock\n</tool_call>"),
-        [*ONE, ("clock", {})], "Well:\n",
-    ),
-    "llama": (
-        '"parameters" ipython', '{"name": "get_weather", "parameters": {"city": "007", "days": 2}}', ONE, "",
-    ),
+    **{name: (FAMILIES[name][0], "Well:\n" + "\n".join(FAMILIES[name][1](*call) for call in CALLS), CALLS, "Well:\n")
+       for name in ("hermes", "qwen3-coder", "glm", "deepseek", "gemma")},
+    "llama": (FAMILIES["llama"][0], FAMILIES["llama"][1](*CALLS[0]), CALLS[:1], ""),
     "llama, several": (
         '"parameters" ipython',
         ('<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "007", "days": 2}}; '
@@ -74,25 +56,13 @@ REPLIES: dict[str, tuple[str, str, list[Any], str]] = {
         ' to=functions.get_weather <|constrain|>json<|message|>{"city": "007", "days": 2}'),
         ONE, "<|channel|>analysis<|message|>I need the weather.<|end|>",
     ),
-    "deepseek": (
+    "deepseek v3": (
         "<｜tool▁calls▁begin｜> ```json",
         ("Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
         '{"city": "007", "days": 2}\n```<｜tool▁call▁end｜>\n'
         '<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n'
         "```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
         [*ONE, ("clock", {})], "Hm.",
-    ),
-    "deepseek v3.1": (
-        "<｜tool▁calls▁begin｜>",
-        ('<｜tool▁calls▁begin｜>'
-        '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "007", "days": 2}<｜tool▁call▁end｜>'
-        "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
-        [*ONE, ("clock", {})], "",
-    ),
-    "gemma": (
-        "<|tool_call>",
-        'So.<|tool_call>call:get_weather{city:<|"|>007<|"|>,days:2}<tool_call|><|tool_call>call:clock{}<tool_call|>',
-        [*ONE, ("clock", {})], "So.",
     ),
 }  # fmt: skip
 
