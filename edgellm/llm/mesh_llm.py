@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts
 from edgellm.coldstart.plan import PlanOption, choose_part, predict
-from edgellm.coldstart.problem import Fleet, Home, MemoryOverhead, Objective, Stop
+from edgellm.coldstart.problem import Fleet, Home, MemoryOverhead, Objective
 from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.engine.memory_fit import check_context, trained_positions
+from edgellm.engine.memory_fit import LEAST_CONTEXT, check_context, trained_positions
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ModelUnsupported
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
@@ -29,7 +28,7 @@ from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
-from edgellm.mesh.placement import WAITED_SECONDS, Placement, first_cut, missing, model_costs, place, with_phases
+from edgellm.mesh.placement import PLAN_SECONDS, Placement, first_cut, missing, model_costs, place, with_phases, within
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.storage.layer_pieces import check_stages, layers_per_piece
@@ -39,18 +38,8 @@ if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import Survey
     from edgellm.rpc.layers import Worker
 
-POSITIONS = 4096  # default tokens of a prompt and its reply
-PLAN_SECONDS = 2.0  # seconds of planning, after which the best plan so far is taken
-SESSIONS = 4
-
 Asked = Sequence[tuple[Device, Device | EdgeError]]
 """Devices as measured, each with its present state and layers, or the reason why it cannot be used."""
-
-
-def within(seconds: float) -> Stop:
-    """Return a stop that is true after `seconds` from now on."""
-    began = time.monotonic()
-    return lambda: time.monotonic() - began > seconds
 
 
 class EngineChoice(NamedTuple):
@@ -117,10 +106,10 @@ class Workload:
 
 
 def positions_of(file: ModelFile, asked: int | None) -> int:
-    """Return how many tokens of prompt and reply a session has room for: `asked`, by default `POSITIONS` or as many as
-    the model was trained for. Raises InvalidOption if `asked` exceeds these."""
+    """Return how many tokens of prompt and reply a session has room for: `asked`, by default `LEAST_CONTEXT` or as many
+    as the model was trained for. Raises InvalidOption if `asked` exceeds these."""
     check_context(file.header, file.path.name, asked)
-    return min(asked or POSITIONS, trained_positions(file.header) or POSITIONS)
+    return min(asked or LEAST_CONTEXT, trained_positions(file.header) or LEAST_CONTEXT)
 
 
 def open_text(file: ModelFile) -> Model:
@@ -173,7 +162,7 @@ class LocalDevice:
 
 def place_described(file: ModelFile, fleet: Fleet, workload: Workload) -> Placement:
     """Return the best stages of the model in `file` on described devices, each of which has any layer."""
-    return with_phases(place(workload.home(file, fleet), stop=within(PLAN_SECONDS)), within(WAITED_SECONDS))
+    return with_phases(place(workload.home(file, fleet), stop=within(PLAN_SECONDS)), within(PLAN_SECONDS))
 
 
 def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placement:
@@ -189,7 +178,7 @@ def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placeme
     left_out += [(device.name, found.what) for device, found in asked if not isinstance(found, Device)]
     home = workload.home(file, replace(known, devices=tuple(devices)))
     placed = place(home, survey.workers, left_out, within(PLAN_SECONDS))
-    return with_phases(placed, within(WAITED_SECONDS))
+    return with_phases(placed, within(PLAN_SECONDS))
 
 
 def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey) -> tuple[dict[str, int], str]:
@@ -234,7 +223,7 @@ class MeshOptions:
     placed: Placement | None = None
     peers: tuple[str, ...] = ()
     context: int | None = None
-    sessions: int = SESSIONS
+    sessions: int = 1
     half: bool = False
     text: Model | None = None
 
@@ -341,11 +330,14 @@ def _devices(options: MeshOptions, names: Sequence[str], whole: WholeModel, unit
     if workers is None and not options.peers and set(names) == {HERE}:  # gRPC imports slowly.
         found: list[MeshDevice] = [here]
     else:
-        from edgellm.services.client.stage_client import remote_devices
+        from edgellm.services.client.stage_client import RemoteDevice, worker_endpoints
 
         discovered = [worker for name, worker in (workers or {}).items() if name in known]
-        remote = remote_devices(names, options.peers, discovered, known, whole.own_pieces)
-        devices: dict[str, MeshDevice] = {**remote, HERE: here}
+        devices: dict[str, MeshDevice] = {
+            name: RemoteDevice(where, known=known.get(name), own=whole.own_pieces)
+            for name, where in worker_endpoints(names, options.peers, discovered).items()
+        }
+        devices[HERE] = here
         found = [devices[name] for name in dict.fromkeys((*names, *devices))]
 
     def learn_pieces(device: MeshDevice) -> None:

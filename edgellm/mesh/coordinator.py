@@ -11,7 +11,6 @@ lost, it is forgotten.
 
 import logging
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -27,7 +26,7 @@ from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.layer_range import StageShare, ranges
 from edgellm.mesh.messages import MAX_ROWS, StageAnswer, StageLost, StageSpec
 from edgellm.mesh.pipeline import Pipeline, StageHost
-from edgellm.mesh.placement import WAITED_SECONDS, fail_over
+from edgellm.mesh.placement import PLAN_SECONDS, fail_over, within
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 
@@ -364,8 +363,7 @@ class Mesh:
         for name, device in self._devices.items():
             if name not in losses.why:
                 self._ask(device, remaining)
-        end = time.monotonic() + WAITED_SECONDS
-        planned = partial(self._planned, text=self._longest, stop=lambda: time.monotonic() > end)
+        planned = partial(self._planned, text=self._longest, stop=within(PLAN_SECONDS))
         if (shares := planned(remaining)) is None:
             back = [name for name in losses.why if losses.recent[name] < _REVIVALS]
             back = [name for name in back if self._ask(self._devices[name], remaining)]

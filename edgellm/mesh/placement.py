@@ -1,5 +1,6 @@
 """Placement of a model's layers on the devices of a home, before a reply, behind it, and after the loss of a device."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,10 +24,15 @@ COURSES = (
     "edgellm.coldstart.phases",
 )  # fmt: skip
 """The modules that plan a reply which begins with other shares than it ends with."""
-WAITED_SECONDS = 2.0
-"""Seconds of planning for which devices or a reply wait: of phases, and of a new split after a loss."""
+PLAN_SECONDS = 2.0  # seconds of planning, after which the best plan so far is taken
 TRYING = 1.0  # seconds in which a process of its own tries a new kind of piece
 _MOST_DEVICES = 10  # devices planned with after a loss: the number of their sets doubles with each
+
+
+def within(seconds: float) -> Stop:
+    """Return a stop that is true after `seconds` from now on."""
+    began = time.monotonic()
+    return lambda: time.monotonic() - began > seconds
 
 
 def fail_over(

@@ -23,7 +23,7 @@ from edgellm.rpc_engine.model import RpcModel, RpcVerifier, RpcWork
 from edgellm.rpc_engine.plan import MARGIN, RpcHome, RpcPlacement, by_memory, plan_rpc, rpc_costs
 from edgellm.rpc_engine.process import ModelProcess
 from edgellm.rpc_engine.session import ask_offer
-from edgellm.services.client.stage_client import remote_devices
+from edgellm.services.client.stage_client import worker_endpoints
 
 if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import Survey
@@ -55,8 +55,7 @@ def open_over_rpc(
     unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
     work = RpcWork(file, _context(file, options.context, options.sessions, hardware), unit)
     workers = () if placed is None else tuple(placed.workers.values())
-    found = remote_devices([share.name for share in shares], options.peers, workers, {}, lambda _wanted: ())
-    devices = [device.endpoint for device in found.values()]
+    devices = list(worker_endpoints([share.name for share in shares], options.peers, workers).values())
     wanted = {share.name for share in shares} - {HERE}
 
     def plan(names: Collection[str]) -> Sequence[StageShare]:

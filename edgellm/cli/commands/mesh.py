@@ -78,7 +78,8 @@ def _show_stages(
     from edgellm.cli.views.mesh_view import figures, print_plan, say_context
     from edgellm.coldstart.plan import plan as best_plan
     from edgellm.coldstart.problem import Home
-    from edgellm.llm.mesh_llm import missing_layers, within
+    from edgellm.llm.mesh_llm import missing_layers
+    from edgellm.mesh.placement import within
 
     if file is not None:
         home = workload.home(file, fleet)

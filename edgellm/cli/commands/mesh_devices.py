@@ -53,25 +53,13 @@ class PlanOptions:
 
 
 def peers(as_json: options.AsJson = False) -> None:
-    workers = paired_workers()
+    workers = find_home_workers()
     rows = [_row(worker) for worker in (None, *workers)]
     show(rows, _COLUMNS, as_json, empty="")
     if not workers and not as_json:
         say("No device is paired with this one. Pair one with: edgellm pair")
     if any(row["speed"] is None and not row["trouble"] for row in rows) and not as_json:
         say("Measure the other devices with: edgellm mesh plan MODEL --measure", "dim")
-
-
-def paired_workers() -> list[Worker]:
-    """Return the paired devices as workers."""
-    from edgellm.rpc.discovery.interfaces import chosen_hosts
-    from edgellm.rpc.layers import find_workers
-    from edgellm.rpc.trust.trust import Trust
-
-    trust = Trust.load()
-    known = trust.peers.all()
-    with activity("asking the devices"):
-        return find_workers(trust, known, chosen_hosts()) if known else []
 
 
 def find_home_workers(peers: Sequence[str] = ()) -> list[Worker]:
@@ -272,7 +260,7 @@ def _advised(file: ModelFile, asked: PlanOptions, own: Hardware) -> tuple[tuple[
     """Return the shares of the best plan, which is printed, and the workers by name."""
     from edgellm.cli.views.mesh_view import say_context
     from edgellm.coldstart.plan import plan
-    from edgellm.llm.mesh_llm import PLAN_SECONDS, within
+    from edgellm.mesh.placement import PLAN_SECONDS, within
 
     workload = asked.workload(file, own)
     survey = survey_workers(file, find_home_workers(asked.peer), False, workload.hardware)
@@ -312,7 +300,7 @@ def layers(
 
     if on is None and action == "clean":
         raise InvalidOption("`mesh layers clean` needs a device.", "Example: edgellm mesh layers clean --on here")
-    workers = [] if on == HERE or (on and ":" in on) else paired_workers()
+    workers = [] if on == HERE or (on and ":" in on) else find_home_workers()
     chosen: list[Worker | None] = [None, *workers]
     if on is not None:
         (part,) = deploy_parts([StageShare(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})

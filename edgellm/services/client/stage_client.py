@@ -1,6 +1,6 @@
 """A stage on another device, as the coordinator sees it; and the endpoints of workers by names and addresses."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -127,18 +127,13 @@ class RemoteStageHost:
         await link.run(channel, take, beat)
 
 
-def remote_devices(
-    names: Sequence[str], peers: Sequence[str], discovered: Sequence[Worker], known: Mapping[str, Device],
-    own: OwnPieces,
-) -> dict[str, RemoteDevice]:  # fmt: skip
+def worker_endpoints(names: Sequence[str], peers: Sequence[str], discovered: Sequence[Worker]) -> dict[str, Endpoint]:
     """Return workers by name: the `discovered` ones, or else workers at the addresses `peers`; and all further `names`
-    but `HERE`, which are addresses or names of paired devices. `known` are measured devices; `own` is as for
-    `RemoteDevice`. Raises InvalidOption, NotPermitted, NotPaired, EdgeError: a device does not answer, has granted this
-    one no right to compute there, or cannot be used."""
+    but `HERE`, which are addresses or names of paired devices. Raises InvalidOption, NotPermitted, NotPaired,
+    EdgeError: a device does not answer, has granted this one no right to compute there, or cannot be used."""
     given = [worker.reached() for worker in discovered] or map(_endpoint_at, peers)
     endpoints = {endpoint.name: endpoint for endpoint in given}
-    endpoints |= _resolved([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
-    return {name: RemoteDevice(where, known=known.get(name), own=own) for name, where in endpoints.items()}
+    return endpoints | _resolved([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
 
 
 def _endpoint_at(text: str) -> Endpoint:
