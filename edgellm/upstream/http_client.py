@@ -27,7 +27,6 @@ from edgellm.upstream.rows import RowsUnusable
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
 MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
 _ANSWER, _ANSWER_A_BYTE = 2**21, 2**10  # most bytes of an answer: a base, and more for each byte of the request
-MAX_FACTS = 2**20  # bytes about a server and its models, which are still unknown
 CONNECT_SECONDS = 2.0
 CONNECTIONS = 128  # requests in flight at a server
 LONGEST_BUSY = 60.0  # most seconds before a busy server is asked again
@@ -207,7 +206,7 @@ class HttpClient:
 
     async def _exchange(self, method: str, path: str, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json"} if body else {}
-        most = min(MAX_ANSWER, _ANSWER + _ANSWER_A_BYTE * len(body)) if body else MAX_FACTS
+        most = min(MAX_ANSWER, _ANSWER + _ANSWER_A_BYTE * len(body))
         async with self._session.request(
             method, self.url.base + path, data=body or None, headers=headers, allow_redirects=False
         ) as response:

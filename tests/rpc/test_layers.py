@@ -143,7 +143,6 @@ async def test_a_sender_that_falls_silent_does_not_block_the_store(
     store: LayerStore, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer_service, "SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(layer_service, "DRAIN_SECONDS", 0.2)
     async with taking(store) as address, open_channel(address) as channel:
         first = wanted(write_manifest(manifest), 1)
         assert "No portion has arrived" in await ended(channel, method("Put"), first, close=False)

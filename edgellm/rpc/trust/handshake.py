@@ -203,8 +203,6 @@ RECHECK_SECONDS = 0.25  # seconds between two checks of open calls against the l
 DRAIN_SECONDS = 2.0  # longest time for which a refused caller's requests are still read
 QUIET_SECONDS = 0.25  # silence after which a caller is taken to await the reply
 
-_END: Any = vars(grpc.aio)["EOF"]  # the value after the last request; the type stubs lack it
-
 
 @dataclass(slots=True, eq=False)
 class _OpenCall:
@@ -275,14 +273,18 @@ class AuthInterceptor:
                         call.task.cancel()
 
     async def _refuse(self, error: EdgeError, context: Context) -> NoReturn:
-        """End the call with the error, once the caller has paused: gRPC hides the reason from one that is writing."""
         self._notify(f"Refused {caller_host(context) or 'an unknown caller'}: {error.what}")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                while await asyncio.wait_for(context.read(), QUIET_SECONDS) is not _END:
-                    pass
+        await drain(context)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         raise error  # abort does not return
+
+
+async def drain(context: Context) -> None:
+    """Read on until a refused caller pauses: gRPC hides the reason from one that is writing."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while isinstance(await asyncio.wait_for(context.read(), QUIET_SECONDS), bytes):
+                pass
 
 
 def caller_id(context: Context) -> DeviceID:

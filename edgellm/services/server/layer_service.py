@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -15,14 +15,13 @@ from edgellm.rpc.layers import CONTRACT, WINDOW, read_manifest, read_places, wri
 from edgellm.rpc.measuring import MOST_SENT, DeviceFigures, frame_sizes, read_blocks, write_figures
 from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.handshake import AuthInterceptor, Method
+from edgellm.rpc.trust.handshake import AuthInterceptor, Method, drain
 from edgellm.rpc.trust.trust import Right
-from edgellm.services.server.listener import Notify, Service, Stream, in_thread, next_message
+from edgellm.services.server.listener import Notify, Service, Stream, in_thread, next_message, write_in_time
 from edgellm.storage.layer_pieces import IncomingPiece
 from edgellm.storage.layer_store import OWN, LayerStore
 
 SILENT_SECONDS = 60.0  # wait for a portion
-DRAIN_SECONDS = 5.0  # time for which a refused stream is still read
 
 Measurer = Callable[[Blocks, float, Callable[[str], None]], DeviceFigures]
 """Measures this device with the given layers, unless its last figures are at most that many seconds old; reports its
@@ -76,7 +75,9 @@ class LayerService(Service):
         finally:
             if self._uploads.get(owner) is receiving:
                 del self._uploads[owner]
-        await _refuse(stream, error)
+        refused = pb.Refused(status=error.rpc_status, why=f"{error.what}\n{error.next_step}")
+        await write_in_time(stream, pb.PutReply(refused=refused))
+        await drain(stream)
         raise error
 
     async def _in_turn(self, stream: Stream, owner: str) -> None:
@@ -149,15 +150,6 @@ async def _send(stream: Stream, **reply: Any) -> None:
 
 async def _beat(stream: Stream) -> None:
     await _send(stream, checking=pb.Checking())
-
-
-async def _refuse(stream: Stream, error: EdgeError) -> None:
-    """Send the error, and read on for a while: gRPC hides from a peer that still writes how its stream ended."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            await _send(stream, refused=pb.Refused(status=error.rpc_status, why=f"{error.what}\n{error.next_step}"))
-            while isinstance(await stream.read(), bytes):
-                pass
 
 
 async def _fill(stream: Stream, index: int, incoming: IncomingPiece) -> None:

@@ -29,7 +29,6 @@ from edgellm.verifier.worker import VerifierBackend
 
 _BEATS = 4.0  # heartbeats per second: time counts as progress, as servers report none before they answer
 _FIRST = 0.1  # seconds of an answer, before others are known
-_SOONEST = 0.05  # least seconds before a device is asked to come back
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +93,7 @@ class GatewayBackend(VerifierBackend):
     def wait_seconds(self) -> float:
         turns = 1.0 + len(self._waiting) / self.pool.places
         answers, seconds = (sum(one.figures[name] for one in self.pool.servers) for name in ("answers", "seconds"))
-        return max(self.pool.wait_seconds(), turns * (_FIRST + seconds) / (1.0 + answers), _SOONEST)
+        return max(self.pool.wait_seconds(), turns * (_FIRST + seconds) / (1.0 + answers))
 
     def start(self) -> None:
         """Do nothing: servers answer from the beginning."""
