@@ -202,11 +202,6 @@ def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
         chosen(guest, fingerprint, "attic")
 
 
-def test_without_a_paired_device_there_is_none_to_choose(tmp_path: Path) -> None:
-    with pytest.raises(PairingRequired):
-        chosen(device(tmp_path), "00" * 32)
-
-
 def test_tls_is_used_wherever_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And on this machine where a paired device was met."""
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model, Vocabulary
-from edgellm.errors import PairingRequired, ProtocolError, VerifierLost, VerifierUnreachable, VocabularyMismatch
+from edgellm.errors import PairingRequired, ProtocolError, VerifierLost, VerifierUnreachable
 from edgellm.rpc.link import Timing
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -169,22 +169,7 @@ def test_figures_that_cannot_be_are_refused(vocabulary: Vocabulary, figures: dic
         RemoteVerifier(address, vocabulary)
 
 
-def different(vocabulary: Vocabulary, how: str) -> Vocabulary:
-    pieces, kinds = list(vocabulary.pieces), bytearray(vocabulary.kinds)
-    if how == "bytes":
-        pieces[300] = b"\xff\x00 other"
-    elif how == "shorter":
-        del pieces[300:], kinds[300:]
-    elif how == "longer":
-        pieces.append(b"more")
-        kinds.append(4)
-    return Vocabulary.of(pieces, bytes(kinds))
-
-
-@pytest.mark.parametrize("how", ["bytes", "shorter", "longer"])
-def test_another_vocabulary_is_refused(vocabulary: Vocabulary, how: str) -> None:
-    with (
-        scripted(there := different(vocabulary, how), lambda _rounds, _context: ()) as address,
-        pytest.raises(VocabularyMismatch, match=f"of {vocabulary.size} and {there.size} tokens"),
-    ):
-        RemoteVerifier(address, vocabulary)
+def different(vocabulary: Vocabulary) -> Vocabulary:
+    pieces = list(vocabulary.pieces)
+    pieces[300] = b"\xff\x00 other"
+    return Vocabulary.of(pieces, bytes(vocabulary.kinds))

@@ -83,7 +83,7 @@ def test_the_greeting_tells_its_hash_and_the_parts_its_size(server: VerifierServ
 
 
 def test_a_mismatch_says_whether_the_tokenizer_is_sent(server: VerifierServer, exact: Model, whole: bytes) -> None:
-    other = different(exact.vocabulary, "bytes")
+    other = different(exact.vocabulary)
     with pytest.raises(VocabularyMismatch) as sending:
         RemoteVerifier(server.address, other)
     assert sending.value.tokenizer == sha256(whole)
@@ -195,5 +195,5 @@ def test_a_model_file_that_is_gone_is_verified_with_all_the_same(exact: Model, t
             VerifierServer(model, ANYWHERE, sessions=1, context=64, threads=1) as server,
             pytest.raises(VocabularyMismatch) as caught,
         ):
-            RemoteVerifier(server.address, different(exact.vocabulary, "bytes"))
+            RemoteVerifier(server.address, different(exact.vocabulary))
     assert caught.value.tokenizer == ""

@@ -20,7 +20,7 @@ from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.protocols import GenerationState
 from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.folder import needed, reserve
-from tests.mesh.household import NOTHING, Cut, Whole, asker, even, logits_of, write
+from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of
 from tests.services.conftest import ANYWHERE
 from tests.services.meshing import PROMPT, meshed, workers
 from tests.waiting import until
@@ -40,12 +40,6 @@ def test_rows_of_16_bits_give_nearly_the_same(workers: list[WorkerServer], verif
     found = np.abs(logits_of(pipeline, 0, 0, PROMPT, 8) - expected).max()
     pipeline.close()
     assert 0.0 < found < 0.05 * np.abs(expected).max()
-
-
-def test_workers_hold_a_model_in_order(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
-    verifier = meshed(workers, verifier_cut.work)
-    assert write(asker(verifier.open(GenerationState())), PROMPT, 6) == whole.text(PROMPT, 6)
-    verifier.close()
 
 
 def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer], verifier_cut: Cut) -> None:

@@ -145,14 +145,6 @@ def test_log_probabilities_are_the_servers(engine: Engine, f32_pair: tuple[Path,
             assert one.logprobs.ids.tolist() == other.logprobs.ids.tolist()
 
 
-def test_a_model_that_the_server_has_not(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
-    server = closing.enter_context(UpstreamServer(Vllm(engine)))
-    with pytest.raises(InvalidOption, match="has no model 'other'") as raised:
-        LLM.open(f32_pair[0], f"{server.url}#other")
-    assert "served/verifier" in raised.value.next_step
-    LLM.open(f32_pair[0], f"{server.url}/v1#served/verifier").close()
-
-
 def test_a_profile_is_that_of_the_pair_here_and_its_budget_is_kept(
     engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
 ) -> None:
