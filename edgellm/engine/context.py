@@ -45,7 +45,8 @@ class Context(CachedSequences):
         if capture is not None:
             capture.check(model.n_layer)
         if spec.reproducible:
-            padding = spec.padding or padding_of(model, opened, partial(_fits, model, opened))
+            inner = None if capture is None or capture.stop_after is None else capture
+            padding = spec.padding or padding_of(model, opened, partial(_fits, model, opened, inner), inner is None)
             opened = replace(opened, padding=padding)
         self.captured = None if capture is None else Recorder(capture, spec.n_seq, spec.unified)
         callback = self.captured and self.captured.nodes.callback
@@ -181,6 +182,12 @@ class Context(CachedSequences):
         """
         return self.decode_rows((SeqRows.of_embedded(rows, seq, outputs),))[0]
 
+    def inner_rows(self, n: int) -> Floats:
+        """Return the output of the layer after which the graph stops for the `n` positions of the last decode, shape
+        (n, n_embd), without those of padding."""
+        recorder = cast(Recorder, self.captured)
+        return recorder.output(cast(int, recorder.capture.stop_after))[:n]
+
     def _decode_batch(self, rows: Sequence[SeqRows]) -> None:
         """Decode rows that fit one batch."""
         at = 0
@@ -264,9 +271,11 @@ class Context(CachedSequences):
         """Decode rows of sequences, each padded with copies of its last row, which are dropped. As many rows more have
         logits: the head, too, computes a row by how many there are."""
         padding, lengths = cast(Padding, self.spec.padding), self._sequences.lengths
-        end, shown, places = 0, 0, []
+        end, shown, places, embedded = 0, 0, [], list[Floats]()
         for r in rows:
             first, n, padded = end, len(r.ids), padding.rows(len(r.ids))
+            if r.embedded is not None:
+                embedded += (r.embedded, np.repeat(r.embedded[-1:], padded - n, axis=0))
             after = self._place(first, r.seq, r.ids, 0)
             end = self._batch.fill(after, first + padded, lengths[r.seq] + n, 0)
             wanted = padding.rows(r.outputs) if r.outputs else 0
@@ -275,7 +284,8 @@ class Context(CachedSequences):
             places.append(shown + n - r.outputs - (last - wanted))
             shown += wanted
         self._cache.begin_shared_batch({r.seq for r in rows})
-        self._run(end, self._batch.tokens)
+        entering = self._entering(embedded, end) if embedded else None
+        self._run(end, self._batch.tokens if entering is None else self._batch.embeddings(entering))
         for r in rows:
             now = lengths[r.seq] + padding.rows(len(r.ids))
             lengths[r.seq] += len(r.ids)
@@ -332,19 +342,30 @@ class Context(CachedSequences):
         return views
 
 
-def _fits(model: Model, spec: NativeSpec, padding: Padding) -> bool:
-    """Return whether logits do not depend on how ids are batched, with this padding. A recurrent state cannot drop
-    rows of padding."""
+def _fits(model: Model, spec: NativeSpec, inner: Capture | None, padding: Padding) -> bool:
+    """Return whether logits, or the rows of an `inner` layer, do not depend on how ids are batched, with this padding.
+    A recurrent state cannot drop rows of padding.
+
+    A part of a model is given rows that are small, as embeddings are: in large ones, what a layer adds would be rounded
+    away. A single row is always padded there: few layers may hide that its attention is another.
+    """
+    part = inner is not None or not model.has_vocabulary
+    if part and padding.least == 1:
+        return False
+    known = 0.02 * np.random.default_rng(1).standard_normal((TRIED_ROWS, model.n_embd), dtype=np.float32)
     tried = ContextSpec(
         TRIED_ROWS, n_batch=TRIED_ROWS, threads=spec.threads, exact=spec.exact, reproducible=True, padding=padding
     )
-    with Context(model, tried) as context:
+    with Context(model, tried, capture=inner) as context:
 
         def decode(ids: Ids, position: int, outputs: int) -> Floats:
             context.rollback(position)
-            return context.decode(ids, outputs=outputs)
+            if not part:
+                return context.decode(ids, outputs=outputs)
+            logits = context.decode_embeddings(known[ids], outputs=0 if inner else outputs)
+            return logits if inner is None else context.inner_rows(len(ids))[-outputs:]
 
-        return not context.recurrent and agree(decode, model.n_vocab)
+        return not context.recurrent and agree(decode, TRIED_ROWS if part else model.n_vocab)
 
 
 def padding_of(model: Model, spec: NativeSpec, fits: Callable[[Padding], bool], head: bool = True) -> Padding:

@@ -131,13 +131,13 @@ _Node = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 
 
 class Recorder:
-    """A recorder of the rows that one decode call shows, joined from llama.cpp's batches in the tokens' order."""
+    """A recorder of the rows that one decode call shows, joined from llama.cpp's batches in the tokens' order.
+    Sequences with cells of their own are decoded one by one."""
 
     def __init__(self, capture: Capture, n_seq: int, unified: bool) -> None:
         """Set up for a context of `n_seq` sequences; if `shared`, sequences share cells, so cells are not positions."""
         self.capture = capture
         self.shared = unified and n_seq > 1
-        self._one_graph = unified or n_seq == 1  # a batch of several streams may need several graphs
         self._visible = np.empty(0, dtype=np.bool_)
         self.stops = capture.stop_after is not None
         """The graph stops after `Capture.stop_after`."""
@@ -171,9 +171,8 @@ class Recorder:
 
     def __enter__(self) -> Self:
         """Begin a llama.cpp batch: each node that is asked for will be shown once."""
-        self._to_come = len(self._asked) if self._one_graph or not self._asked else -1
-        small = self._one_graph and self._rows <= _SMALL
-        self.nodes.begin((self._rows, self._asked) if small else None)
+        self._to_come = len(self._asked)
+        self.nodes.begin((self._rows, self._asked) if self._rows <= _SMALL else None)
         return self
 
     def __exit__(self, *_raised: object) -> None:
@@ -229,7 +228,7 @@ class Recorder:
 
     def _read(self, address: int, name: bytes) -> Floats:
         node = _Tensor.from_address(address)
-        cols, rows, heads, streams = node.ne
+        cols, rows, heads, _ = node.ne
         if node.type != lib.GGML_TYPE_F32 or node.nb[:2] != [4, 4 * cols]:
             raise EngineFailed(f"{name.decode()} is not laid out in float32 rows.", "Capture on another device.")
         if name.startswith(b"l_out"):
@@ -240,13 +239,12 @@ class Recorder:
             self._visible = self._mask(node.src[1], cols, rows - 1)
         first, end, _ = (self._keys or _ALL).indices(cols)
         width = max(0, end - first)
-        data = np.empty((streams * heads, rows, width), dtype=np.float32)
+        data = np.empty((heads, rows, width), dtype=np.float32)
         if width:
             ggml.ggml_backend_tensor_get_2d(
-                address, data.ctypes.data, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
+                address, data.ctypes.data, 4 * first, 4 * width, heads * rows, 4 * cols, 4 * width
             )
-        # Several streams hold a sequence each: their rows follow each other.
-        return np.concatenate(np.split(data, streams), axis=1) if streams > 1 else data
+        return data
 
     def _mask(self, address: int, cols: int, row: int) -> Flags:
         """Return which cells are visible in a row of the attention's mask: 0 there, -inf elsewhere."""

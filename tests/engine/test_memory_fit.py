@@ -223,11 +223,6 @@ def test_the_record_travels_with_the_model(draft_path: Path) -> None:
     hardware = Hardware(threads=1, n_batch=32, cache_type="q8_0")
     with Model.load(draft_path, LoadSpec(hardware)) as model, Context(model, ContextSpec(n_ctx=256)) as context:
         assert (context.native.threads, context.n_batch, context.spec.flash) == (1, 32, True)
-    with (
-        Model.load(draft_path, LoadSpec(Hardware(flash_attn=True))) as model,
-        Context(model, ContextSpec(n_ctx=256)) as context,
-    ):
-        assert context.spec.flash
 
 
 # --- what a model takes -----------------------------------------------------------------------------------------------

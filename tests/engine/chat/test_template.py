@@ -18,10 +18,9 @@ from edgellm.engine.chat.template import MOST_SOURCE, TemplateRenderer
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import ModelUnsupported
 from edgellm.isolation.child import ChildKind
-from edgellm.isolation.template_sandbox import arguments, compile_template
+from edgellm.isolation.template_sandbox import compile_template
 from testkit.hostile.inputs import HARMLESS, HOSTILE, LONG_TO_COMPILE
 from testkit.memory import most_memory
-from testkit.thinking_templates import FAMILIES
 from tests.engine.conftest import MakeModel
 
 UNRULY = ChildKind("tests.isolation.unruly", "renders chat templates")
@@ -79,24 +78,6 @@ def test_an_honest_template_writes_what_it_wrote_before(opened: Open, name: str)
     if not alternates:
         long = [{"role": ("user", "assistant")[i % 2], "content": f"{i} " + "word " * 100} for i in range(1000)]
         assert template.render(long, "<bos>", "<eos>")
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_arguments_are_those_of_plain_jinja(opened: Open, name: str) -> None:
-    talk = [
-        {"role": "user", "content": "Where?"},
-        {"role": "assistant", "content": "There.", "reasoning_content": "hm", "thinking": "hm"},
-        {"role": "user", "content": "Thanks."},
-    ]
-    plain = Jinja2ChatFormatter(template=FAMILIES[name], eos_token="<eos>", bos_token="<bos>")
-    template = opened(FAMILIES[name])
-    chosen: tuple[dict[str, object], ...] = (
-        {}, {"enable_thinking": False}, {"enable_thinking": True, "reasoning_effort": "low"},
-    )  # fmt: skip
-    for given in chosen:
-        for turns in (talk, talk[:1], talk[:2]):
-            assert template.render(turns, "<bos>", "<eos>", given) == plain(messages=turns, **given).prompt  # type: ignore[arg-type]
-    assert template.arguments == arguments(FAMILIES[name])
 
 
 def test_arguments_are_asked_of_the_child_before_and_after_a_conversation(opened: Open) -> None:
