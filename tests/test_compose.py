@@ -3,10 +3,7 @@ here, on other ports, and the Dockerfile copies what the wheel needs."""
 
 import http.client
 import json
-import os
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 import yaml
 
 from testkit import free_port
+from tests.cli.serving import Server
 
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -23,31 +21,20 @@ SERVICES = COMPOSE["services"]
 
 
 @pytest.fixture
-def services(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Path]]:
     """The services as processes, each with a home of its own, in the order that `depends_on` asks for: yields the port
     of HTTP and the folder of the homes."""
     ports = {"50151": str(free_port()), "8080": str(free_port())}
     with ExitStack() as closing:
         for name in ("verifier", "pair"):
-            words = [str(word) for word in SERVICES[name]["command"]]
+            serve, *words = [str(word) for word in SERVICES[name]["command"]]
+            assert serve == "serve"
             if name == "verifier":
                 words += ["--port", "50151"]  # the default, which the pair's command names
             for port, free in ports.items():
                 words = [word.replace(port, free) for word in words]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "edgellm", *words], env={**os.environ, "EDGELLM_HOME": str(tmp_path / name)},
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-            )  # fmt: skip
-            closing.enter_context(process)
-            closing.callback(process.terminate)
-            assert process.stderr is not None
-            printed = []
-            for line in process.stderr:
-                printed.append(line)
-                if line.startswith("Ctrl-C"):
-                    break
-            else:
-                pytest.fail("".join(printed))
+            monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / name))
+            closing.callback(Server(*words, ready="Ctrl-C").close)
         yield int(ports["8080"]), tmp_path
 
 

@@ -69,8 +69,8 @@ def start() -> Iterator[Start]:
     """Starts `edgellm serve ...` and returns it with the address of its API."""
     running: list[Server] = []
 
-    def call(*words: str, program: Sequence[str] = EDGELLM) -> tuple[Server, str]:
-        running.append(server := Server("--http-port", "0", *words, program=program, ready=r"OpenAI's API: (\S+)"))
+    def call(*words: str) -> tuple[Server, str]:
+        running.append(server := Server("--http-port", "0", *words, ready=r"OpenAI's API: (\S+)"))
         return server, server.address
 
     yield call

@@ -25,21 +25,18 @@ from edgellm.cli.commands import running
 from edgellm.cli.commands.running import UNIT, unit_file
 from edgellm.cli.commands.serve import log_to_stderr
 from edgellm.cli.server_options import HTTPOptions
-from edgellm.engine import ModelFile, memory_fit
+from edgellm.engine import memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.http.middleware import page_key
 from edgellm.llm.model_loading import EngineConfig, place_pair
-from edgellm.mesh.layer_sources import WholeModel
-from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layer_store import LayerStore
 from testkit.gguf.random_model import SHAPES, write
 from tests.cli.conftest import Edge, ids
 from tests.cli.serving import ROOT, Served, Start, start
-from tests.services.conftest import ANYWHERE
+from tests.cli.test_mesh_run import worker
 
-__all__ = ["start"]
+__all__ = ["start", "worker"]
 
 QUESTION = [{"role": "user", "content": "Where is my mug?"}]
 NEAR = ("chat", "--json", "Where is my mug?", "--max-tokens", "8")
@@ -139,32 +136,22 @@ def test_a_base_model_continues_texts(start: Start, tmp_path: Path) -> None:
     assert "this one only continues texts" in refused.value.read().decode()
 
 
-def test_a_pair_writes_no_more_replies_at_once_than_fit(
-    start: Start, edge: Edge, draft_path: Path, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_more_replies_at_once_than_fit_are_refused_to_who_asks_for_them(
+    edge: Edge, draft_path: Path, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    little = (
-        "import sys\nfrom edgellm.cli import main\nfrom edgellm.engine import memory_fit\n"
-        "free = int(sys.argv[1])\nmemory_fit._PLENTY, memory_fit.free_memory = 0.0, lambda: free\n"
-        "sys.argv = ['edgellm', *sys.argv[2:]]\nmain()"
-    )
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
     one = place_pair(draft_path, verifier_path, EngineConfig(hardware=Hardware(n_ctx=1_024)))
-    free = one.taken["CPU"]
-    _, url = start(program=("-c", little, str(free)))
-    assert json.loads(got(url, "/status"))["requests"]["places"] == 1
-    monkeypatch.setattr(memory_fit, "free_memory", lambda: free)
+    monkeypatch.setattr(memory_fit, "free_memory", lambda: one.taken["CPU"])
     edge("serve", "--http-port", "0", "--replies", "2").told("Give --replies 1", code=1)
 
 
-def test_a_verifier_may_be_on_several_devices(start: Start, edge: Edge, verifier_path: Path, tmp_path: Path) -> None:
-    cache = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
-    with WorkerServer(cache, ANYWHERE) as worker:
-        server, url = start("--mesh", "here:1-5,desk:6-12", "--peer", f"desk={worker.address}")
-        assert tokens(reply(url)) == ids(edge(*NEAR))
-        mesh = json.loads(got(url, "/status"))["mesh"]
-        assert [one["device"] for one in mesh["holders"]] == ["here", "desk"]
-        server.process.send_signal(signal.SIGINT)
-        assert server.end()[0] == 0
+def test_a_verifier_may_be_on_several_devices(start: Start, edge: Edge, worker: WorkerServer) -> None:
+    server, url = start("--mesh", "here:1-5,desk:6-12", "--peer", f"desk={worker.address}")
+    assert tokens(reply(url)) == ids(edge(*NEAR))
+    mesh = json.loads(got(url, "/status"))["mesh"]
+    assert [one["device"] for one in mesh["holders"]] == ["here", "desk"]
+    server.process.send_signal(signal.SIGINT)
+    assert server.end()[0] == 0
 
 
 def test_a_server_is_listed_its_model_removed_and_it_is_ended(start: Start, edge: Edge) -> None:

@@ -22,7 +22,6 @@ from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import list_models
 from testkit.gguf.random_model import SHAPES, write
-from tests.conftest import Architectures, Heads
 from tests.http.conftest import HOME, Answer, Ask, asker, configured, conversation, serving, written
 from tests.http.test_streaming import Scripted, waiting
 
@@ -115,23 +114,6 @@ def test_a_verifier_gets_the_draft_model_that_fits_it(cache: Path) -> None:
         assert reply.summary.drafted > 0
     reason = "it has its tokenizer and 21% of its size"
     assert opened == [f"edgellm-verifier is open with the draft model edgellm-draft: {reason}."]
-
-
-def test_a_verifier_gets_a_head_that_was_made_for_it(
-    cache: Path, architectures: Architectures, heads: Heads, rows_are_cheap: None
-) -> None:
-    opened: list[str] = []
-    for repo, file in (("llama", architectures("llama")), ("head", heads("llama", own=True))):
-        snapshot = cache / f"models--heads--{repo}" / "snapshots" / ("0" * 40)
-        snapshot.mkdir(parents=True)
-        shutil.copy(file, snapshot / f"{repo}-F32.gguf")
-    served = opened_as("heads/llama:F32", opened)
-    with served.pair as pair:
-        list(reply := pair.reply("Where is my mug?", max_tokens=24, retrieval="off"))
-        assert reply.summary.drafted > 0
-    for repo in ("llama", "head"):
-        shutil.rmtree(cache / f"models--heads--{repo}")
-    assert "with the draft model heads/head:F32: it is an EAGLE-3 head for it" in opened[0]
 
 
 def needed(path: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch) -> int:

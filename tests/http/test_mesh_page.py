@@ -22,7 +22,7 @@ from edgellm.spec.stats import Summary
 from edgellm.storage.layer_store import LayerStore
 from testkit.browser.page_states import SIZES
 from tests.http.conftest import HOME, QUESTION, asker, conversation
-from tests.http.test_page import context, page, say
+from tests.http.test_page import context, page, talk
 from tests.http.test_wire_format import same
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.services.conftest import ANYWHERE
@@ -114,9 +114,7 @@ def test_the_page_draws_both(server: HttpServer, page: Page) -> None:
     expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
     expect(page.locator("#plan-advice")).to_contain_text("Planned: first token after")
     for number in (1, 2):
-        say(page, QUESTION)
-        expect(page.locator(".said")).to_have_count(number)
-        expect(page.locator(".said").nth(number - 1)).to_contain_text("tokens", timeout=60_000)
+        talk(page, QUESTION, number)
         expect(page.locator("#plan-title")).to_have_text("Mesh: the last reply")
         page.locator("#gantt").scroll_into_view_if_needed()
     expect(page.locator("#plan-advice")).to_contain_text("the plan is in brackets")

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from importlib.resources import files
@@ -37,7 +37,7 @@ LOOKS: list[tuple[str, str, list[str]]] = [
     ("wide", "light", []), ("wide", "dark", COLOURS), ("narrow", "dark", []), ("narrow", "light", COLOURS),
 ]  # fmt: skip
 PANELS = {"settings": "right", "mesh": "right", "conversations": "left"}
-OFTEN = {"streaming", "code", "error", "pairing", *PANELS}  # looked at in each run, the others every night
+OFTEN = {"streaming", "code", "provenance", "error", "pairing", *PANELS}  # in each run, others every night
 PAGE_FILES = (
     ("/page/page.css", "text/css"), ("/page/chat.js", "text/javascript"), ("/page/vendor/marked.js", "text/javascript"),
     ("/page/app.webmanifest", "application/manifest+json"), ("/page/icon.png", "image/png"),
@@ -86,6 +86,13 @@ def say(page: Page, text: str) -> None:
     page.press("#question", "Enter")
 
 
+def talk(page: Page, text: str, number: int = 1) -> None:
+    """Say it, and wait for the end of the reply, which is the page's one of this `number`."""
+    say(page, text)
+    expect(page.locator(".said")).to_have_count(number)
+    expect(page.locator(".said").nth(number - 1)).to_contain_text("tokens")
+
+
 def test_a_conversation_shows_who_wrote_each_word(page: Page, own: LLM) -> None:
     with HttpServer(HOME) as server:
         server.open(ServedModel(own, "edgellm-verifier"))
@@ -94,8 +101,7 @@ def test_a_conversation_shows_who_wrote_each_word(page: Page, own: LLM) -> None:
         expect(page.locator("#title-model")).to_have_text("edgellm-verifier")
         expect(page.locator("[data-models]:visible")).to_contain_text("toy pair")
         expect(page.locator("#examples")).to_be_hidden()  # it cannot answer them
-        say(page, QUESTION)
-        expect(page.locator(".said").first).to_contain_text("tokens")
+        talk(page, QUESTION)
         reply = own.reply(QUESTION)
         tokens = [token for token in reply if token.piece]
         assert page.locator(".words").first.inner_text() == reply.summary.text
@@ -122,31 +128,21 @@ def test_a_conversation_shows_who_wrote_each_word(page: Page, own: LLM) -> None:
         expect(page.locator("#costs-rows tr.now th")).to_have_text("everything")
         expect(page.locator("#devices")).to_contain_text("this device")
         expect(page.locator("#plan")).to_be_hidden()
-        say(page, "And where is it?")
-        expect(page.locator(".said")).to_have_count(2)
+        talk(page, "And where is it?", 2)
         page.click("#new")
         expect(page.locator(".words")).to_have_count(0)
         page.fill("#budget", "20")
         expect(page.locator("#budget-value")).to_have_text("20 %")
 
 
-def luminance(colour: tuple[float, ...]) -> float:
-    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
-
-
-def linear(colour: Sequence[float]) -> list[float]:
-    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
-
-
-def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page: Page) -> None:
+def test_the_marks_of_sources_are_told_apart_also_without_colour(page: Page) -> None:
     def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         for number, source in enumerate(Source, 1):
             yield from (replace(token, source=source) for token in said(*[b"word "] * number))
 
     with serving(Scripted(script), "made-up") as server:
         page.goto(server.url)
-        say(page, "Who wrote it?")
-        expect(page.locator(".said").first).to_contain_text("tokens")
+        talk(page, "Who wrote it?")
         plain = page.locator(".words .word").evaluate_all("all => all.map(one => getComputedStyle(one).color)")
         assert len(set(plain)) == 1, "most of the time people read"
         page.locator("button.who").click()
@@ -160,16 +156,8 @@ def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page
                 )
                 for source in Source
             }
-            colours = {
-                name: tuple(int(part) / 255 for part in re.findall(r"\d+", look[0])) for name, look in looks.items()
-            }
-            assert len(set(colours.values())) == len(Source)
+            assert len({look[0] for look in looks.values()}) == len(Source)
             assert len({tuple(look[1:]) for look in looks.values()}) == len(Source), "a line of its own for each"
-            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            behind = luminance(tuple(int(part) / 255 for part in re.findall(r"\d+", ground)))
-            for name, colour in colours.items():
-                lighter, darker = sorted((luminance(colour), behind), reverse=True)
-                assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (scheme, name)
         counts = page.locator("#legend .count").all_inner_texts()
         assert sorted(int(count or 0) for count in counts) == list(range(1, len(Source) + 1))
 
@@ -183,8 +171,7 @@ def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None
     pair = Scripted(script)
     with serving(pair, "made-up") as server:
         page.goto(server.url)
-        say(page, "Where?")
-        expect(page.locator(".said").first).to_contain_text("tokens")
+        talk(page, "Where?")
         thought = page.locator("details.thought")
         expect(thought.locator("summary")).to_have_text(re.compile(r"thought for \d+ s, \d tokens"))
         expect(thought.locator("div")).not_to_be_visible()
@@ -195,9 +182,7 @@ def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None
             page.locator(where).evaluate("one => getComputedStyle(one).color") for where in ("body", "details.thought")
         )
         assert answer != dim
-        say(page, "And now?")
-        expect(page.locator(".said")).to_have_count(2)
-        expect(page.locator(".said").nth(1)).to_contain_text("tokens")
+        talk(page, "And now?", 2)
     assert [(turn.content, turn.thinking) for turn in pair.asked[1]] == [
         ("Where?", ""), ("On the shelf.", ""), ("And now?", ""),
     ]  # fmt: skip
@@ -210,8 +195,7 @@ def test_on_a_phone_nothing_sticks_out(page: Page, own: LLM) -> None:
         page.set_viewport_size(phone)
         page.goto(server.url)
         expect(page.locator("#state")).to_have_text("ready")
-        say(page, QUESTION + " " + "w" * 200)
-        expect(page.locator(".said").first).to_contain_text("tokens")
+        talk(page, QUESTION + " " + "w" * 200)
         assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
         for what in ("#send", ".said"):  # the end of the reply, and the way to go on, are in sight
             box = page.locator(what).bounding_box()
@@ -376,8 +360,7 @@ def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: 
         page.locator("summary", has_text="System prompt").click()
         page.fill("#system", "Be brief.")
         for number, text in enumerate(("First?", "Second?"), 1):
-            say(page, text)
-            expect(page.locator(".said")).to_have_count(number)
+            talk(page, text, number)
         expect(page.locator("#conversations .current")).to_contain_text("First?")
         until(lambda: bool(store.all()) and len(store.latest().turns) == 5)
         assert store.latest().turns[0] == ("system", "Be brief.")
@@ -469,8 +452,7 @@ def test_markdown_is_shown_and_what_a_model_writes_is_not_trusted(page: Page) ->
         page.evaluate(
             "document.addEventListener('securitypolicyviolation', (event) => console.error(event.violatedDirective))"
         )
-        say(page, "Show it")
-        expect(page.locator(".said").first).to_contain_text("tokens")
+        talk(page, "Show it")
         expect(page.locator(".hljs-keyword").first).to_have_text("def")
         words = page.locator(".words")
         assert words.locator("script, iframe, style, img, [onerror]").count() == 0
@@ -519,8 +501,7 @@ def test_no_word_of_a_demanding_reply_is_lost(page: Page, text: str) -> None:
     with serving(Scripted(script), "made-up") as server:
         page.goto(server.url)
         page.evaluate("sessionStorage.clear()")
-        say(page, "Show it")
-        expect(page.locator(".said").first).to_contain_text("tokens")
+        talk(page, "Show it")
         page.wait_for_function(shown, arg=words)
         if text.startswith("```html"):
             expect(page.locator(".hljs-tag").first).to_be_attached()
@@ -545,8 +526,7 @@ def test_files_go_before_the_question(page: Page) -> None:
         page.evaluate(drop, [["notes.txt", list(b"The bus leaves at 8.\n")], ["x.bin", [0, 255, 1]]])
         expect(page.locator("#files li")).to_have_count(1)
         expect(page.locator(".toast")).to_contain_text("x.bin is no text")
-        say(page, "When does it leave?")
-        expect(page.locator(".said")).to_have_count(1)
+        talk(page, "When does it leave?")
         question = pair.asked[0][0]
         assert (question.context, question.content) == (("The bus leaves at 8.\n",), "When does it leave?")
         expect(page.locator(".asked .text")).to_have_text("When does it leave?")
@@ -588,6 +568,8 @@ def test_its_files_have_a_content_policy_and_no_other_file_is_served(ask: Ask) -
             assert not re.search(rb"https?://(?!www\.w3\.org/)|//[a-z]+\.[a-z]+/", answer.body)
     others = ("..%2fapp.py", "%2e%2e/app.py", "vendor/..%2f..%2fapp.py", "app.py", "", "vendor/")
     assert [ask("GET", f"/page/{path}").status for path in others] == [404] * len(others)
+    follows = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}  # a link on another page
+    assert [ask("GET", path, None, follows).status for path in ("/", "/v1/models")] == [200, 403]
 
 
 def test_the_vendored_libraries_are_those_that_are_named() -> None:
@@ -599,9 +581,3 @@ def test_the_vendored_libraries_are_those_that_are_named() -> None:
     for name, digest in rows:
         assert hashlib.sha256((folder / f"{name}.js").read_bytes()).hexdigest() == digest
         assert (folder / f"{name}.LICENSE.txt").is_file()
-
-
-def test_a_link_from_another_page_may_lead_to_it(ask: Ask) -> None:
-    follows = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-    assert ask("GET", "/", None, follows).status == 200
-    assert ask("GET", "/v1/models", None, follows).status == 403

@@ -27,7 +27,7 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.storage import name_of
 from testkit import retokenized
 from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, conversation, written
-from tests.http.test_page import context, page, say
+from tests.http.test_page import context, page, talk
 from tests.rpc.strangers import befriend, device
 from tests.waiting import until
 
@@ -184,7 +184,6 @@ def test_the_page_offers_the_models_of_paired_devices(page: Page, server: HttpSe
     page.press("#key", "Enter")
     expect(page.locator(f'#model option[value="{name}"]')).to_have_text(f"{name} on desk")
     page.select_option("#model", name)
-    say(page, QUESTION)
-    expect(page.locator(".said").first).to_contain_text("tokens")
+    talk(page, QUESTION)
     expect(page.locator(".device.up")).to_have_count(2)
     expect(page.locator("#model-about")).to_have_text(re.compile("drafts, .* verifies"))

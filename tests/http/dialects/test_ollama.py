@@ -10,8 +10,11 @@ import pytest
 
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from testkit.thinking_templates import ALWAYS, with_template
+from testkit.thinking_templates import with_template
 from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
+from tests.http.dialects.test_own_clients import thinker
+
+__all__ = ["thinker"]
 
 ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "content": QUESTION}]}
 
@@ -92,17 +95,13 @@ def test_errors_are_the_clients_own(client: ollama.Client) -> None:
         client.chat("edgellm-verifier", [image])
 
 
-def test_thoughts_of_a_text_have_a_field_of_their_own(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    path = with_template(f32_pair[1], tmp_path / "always.gguf", ALWAYS)
-    with LLM.open("none", path, threads=1) as pair, serving(pair, "thinker") as server:
-        said = asker(server)("POST", "/v1/chat/completions", conversation(max_tokens=40, think=True)).json
-        said = said["choices"][0]["message"]
-        with ollama.Client(host=server.url) as client:
-            text = client.generate("thinker", QUESTION, think=True, options={"num_predict": 40})
-            assert (text.thinking, text.response) == (said["reasoning_content"], said["content"] or "")
-            assert not client.chat(
-                "thinker", ASKED["messages"], think=False, options={"num_predict": 4}
-            ).message.thinking
+def test_thoughts_of_a_text_have_a_field_of_their_own(thinker: HttpServer) -> None:
+    said = asker(thinker)("POST", "/v1/chat/completions", conversation(max_tokens=40, think=True)).json
+    said = said["choices"][0]["message"]
+    with ollama.Client(host=thinker.url) as client:
+        text = client.generate("thinker", QUESTION, think=True, options={"num_predict": 40})
+        assert (text.thinking, text.response) == (said["reasoning_content"], said["content"] or "")
+        assert not client.chat("thinker", ASKED["messages"], think=False, options={"num_predict": 4}).message.thinking
 
 
 def test_a_model_without_a_template_continues_a_text(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
