@@ -103,9 +103,8 @@ def over_two_devices(verifier: str, hardware: Hardware, n_ctx: int) -> Iterator[
         split = "{}:1-{half},{}:{next}-{layers}".format(
             *addresses, half=layers // 2, next=layers // 2 + 1, layers=layers
         )
-        config = EngineConfig("none", hardware=hardware, history=False)
-        options = MeshOptions(split, context=n_ctx, sessions=4)
-        yield running.enter_context(open_mesh(file, options, config)).pair
+        config = EngineConfig("none", hardware=replace(hardware, n_ctx=n_ctx), history=False)
+        yield running.enter_context(open_mesh(file, MeshOptions(split, sessions=4), config)).pair
 
 
 WAYS = (

@@ -77,15 +77,14 @@ def choose_engine(file: ModelFile, asked: Literal["auto", "stages", "rpc"] = "au
 class Workload:
     """The reply that a plan is for: the tokens of its prompt and its own, and the `objective`, the time to minimise.
 
-    Each device has memory for `sessions` replies at once, of `context` tokens each, by default that of `hardware`,
-    which also tells where this device computes. `cold`: only the layers that devices report are loaded; else all.
-    `half`: activations are sent as 16-bit floats.
+    Each device has memory for `sessions` replies at once, in contexts like those of `hardware`, which also tells where
+    this device computes. `cold`: only the layers that devices report are loaded; else all. `half`: activations are
+    sent as 16-bit floats.
     """
 
     tokens_in: int
     tokens_out: int
     objective: Objective = "ttft"
-    context: int | None = None
     sessions: int = 1
     hardware: Hardware = ON_PROCESSOR
     cold: bool = True
@@ -94,7 +93,7 @@ class Workload:
     def home(self, file: ModelFile, fleet: Fleet) -> Home:
         """Return the home of a fleet with the model in `file` and this reply. Raises ModelUnsupported, ModelCorrupt:
         the model cannot be split."""
-        positions = positions_of(file, self.context or self.hardware.n_ctx)
+        positions = positions_of(file, self.hardware.n_ctx)
         overhead = overhead_of(file.header, positions, self.sessions, self.hardware.cache_type)
         model = model_costs(file)
         if self.half:
@@ -222,7 +221,6 @@ class MeshOptions:
     split: str | None = None
     placed: Placement | None = None
     peers: tuple[str, ...] = ()
-    context: int | None = None
     sessions: int = 1
     half: bool = False
     text: Model | None = None
@@ -275,7 +273,7 @@ def open_mesh(
     config = config or EngineConfig(draft=None)
     hardware = config.hardware
     whole, header, model = WholeModel(file), file.header, model_costs(file)
-    positions = positions_of(file, options.context or hardware.n_ctx)
+    positions = positions_of(file, hardware.n_ctx)
     overhead = overhead_of(header, positions, options.sessions, hardware.cache_type)
     placed, shares = options.placed, _shares(options)
     phases = None if placed is None else placed.phases

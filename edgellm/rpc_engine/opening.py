@@ -53,7 +53,7 @@ def open_over_rpc(
     config = config or EngineConfig(draft=None)
     hardware = config.hardware
     unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
-    work = RpcWork(file, _context(file, options.context, options.sessions, hardware), unit)
+    work = RpcWork(file, _context(file, options.sessions, hardware), unit)
     workers = () if placed is None else tuple(placed.workers.values())
     devices = list(worker_endpoints([share.name for share in shares], options.peers, workers).values())
     wanted = {share.name for share in shares} - {HERE}
@@ -85,9 +85,9 @@ def open_over_rpc(
         return LLM(engine.attach_beside(text, Counter({"CPU": own}), verifier, progress))
 
 
-def _context(file: ModelFile, tokens: int | None, sessions: int, hardware: Hardware) -> ContextSpec:
-    """Return a context for `sessions` replies of so many tokens, by default those of `positions_of`."""
-    positions = positions_of(file, tokens or hardware.n_ctx)
+def _context(file: ModelFile, sessions: int, hardware: Hardware) -> ContextSpec:
+    """Return a context for `sessions` replies of the tokens of `positions_of`."""
+    positions = positions_of(file, hardware.n_ctx)
     return ContextSpec(positions, sessions, hardware.n_batch, unified=sessions == 1, rolls_back=True)
 
 
@@ -97,7 +97,7 @@ def place_over_rpc(file: ModelFile, survey: "Survey", workload: Workload) -> Rpc
     PlanImpossible: the devices cannot hold it."""
     require()
     unit = ComputeUnit.choose(workload.hardware)
-    context = _context(file, workload.context, workload.sessions, workload.hardware)
+    context = _context(file, workload.sessions, workload.hardware)
     with closing(ModelProcess(file.path, 1, context, unit.hardware)) as process:
         costs = rpc_costs(file, *process.beside_weights())
     given, refused = _ask_offers(survey.workers)

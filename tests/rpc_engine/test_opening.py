@@ -46,10 +46,10 @@ def hybrid(architectures: Architectures) -> Path:
 
 @pytest.fixture
 def opened(peers: tuple[str, ...], hybrid: Path, architectures: Architectures) -> Iterator[LLM]:
-    options = MeshOptions("here:1,a:2-3,b:4", peers=peers, context=512, sessions=1)
+    options = MeshOptions("here:1,a:2-3,b:4", peers=peers, sessions=1)
     with open_over_rpc(
         ModelFile.open(hybrid), options, None,
-        EngineConfig(architectures("qwen35", 0.12), hardware=Hardware(threads=1), history=False),
+        EngineConfig(architectures("qwen35", 0.12), hardware=Hardware(threads=1, n_ctx=512), history=False),
     ) as found:  # fmt: skip
         yield found
 
@@ -78,7 +78,7 @@ def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_
 @pytest.mark.rpc
 @pytest.mark.nightly
 def test_an_eagle3_head_is_refused(peers: tuple[str, ...], architectures: Architectures, heads: Heads) -> None:
-    options = MeshOptions("a:1-2,b:3-4", peers=peers, context=512, sessions=1)
+    options = MeshOptions("a:1-2,b:3-4", peers=peers, sessions=1)
     with pytest.raises(ModelUnsupported, match="in one process and on no mesh"):
         open_over_rpc(ModelFile.open(architectures("qwen3")), options, None, EngineConfig(heads("qwen3")))
 

@@ -184,7 +184,7 @@ def over_devices(
         assumed = f"{tokens} tokens are assumed, as by edgellm mesh plan, and a reply of {max_tokens}"
         say(f"No prompt is known yet: {assumed}.", style="dim")
     own = hardware.of(options.VERIFIER)
-    workload = Workload(tokens, max_tokens, models.objective, own.n_ctx, sessions, own, half=models.f16)
+    workload = Workload(tokens, max_tokens, models.objective, sessions, own, half=models.f16)
     stages, over_rpc = None, None
     if described is not None:
         split, stages = None, place_described(file, read_fleet(described), workload)
@@ -193,7 +193,7 @@ def over_devices(
     elif split == AUTO:
         split, stages, over_rpc = _placed(models, file, workload, over_rpc=choice.over_rpc, explain=explain)
     config = EngineConfig(models.draft, hardware=own, draft_hardware=hardware.of(options.DRAFT), history=history)
-    wanted = MeshOptions(split, stages, models.peer, own.n_ctx, sessions, models.f16, text=text)
+    wanted = MeshOptions(split, stages, models.peer, sessions, models.f16, text)
     if choice.over_rpc:
         open_over_rpc = part_of("rpc", "opening").open_over_rpc
         with ProgressBar() as loading:
