@@ -110,10 +110,10 @@ class FirstReplies:
         if self._recorder is None:
             self._recorder = RunRecorder(stats.file(FIRST))
         recorder = self._recorder
-        if (run := gate.run()) is None:  # no chunk was verified
+        if not gate.seen.draft_seconds:  # no chunk was verified
             return None
-        recorder.add(run)
-        if recorder.chunks < _ENOUGH:
+        recorder.add(gate.seen)
+        if sum(len(run.verified) for run in recorder.runs) < _ENOUGH:
             return None if recorder.saved or not stats.saves else _UNSAVED
         terms = ProfileTerms(*stats.hashes(), gamma, layers, origin="first replies")
         made = build(recorder.runs, terms)
@@ -137,7 +137,8 @@ def mean_importance(chunk: Chunk) -> tuple[float, ...]:
 
 
 class ObservedReply(Gate):
-    """The gate of an observed reply: every chunk is verified, or none, and what is seen of it is recorded."""
+    """The gate of an observed reply: every chunk is verified, or none, and what is `seen` of it is recorded. Replies
+    that are all verified stand for the draft model's own, too."""
 
     def __init__(
         self, layers: tuple[int, ...] = (), *, verifies: bool = True,
@@ -147,7 +148,7 @@ class ObservedReply(Gate):
         that of a chunk, or that in each layer."""
         self.layers, self._verifies, self._importance = layers, verifies, importance
         self._so_far = 0.0  # surprise of all chunks
-        self._run = Run()
+        self.seen = Run()
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         return Decision(self._verifies, "the pair has no profile yet: every chunk of its first replies is verified")
@@ -156,7 +157,7 @@ class ObservedReply(Gate):
         chunk, verdict = turn.chunk, turn.verdict
         if not len(chunk) or (self._verifies and verdict is None):
             return
-        importance, fresh, run = self._importance(chunk), len(chunk) - chunk.ahead, self._run
+        importance, fresh, run = self._importance(chunk), len(chunk) - chunk.ahead, self.seen
         run = replace(
             run, alone=(*run.alone, (round(float(chunk.confidence.mean()), 6), *importance)),
             tokens=(*run.tokens, *chunk.confidence.round(6).tolist()),
@@ -171,12 +172,7 @@ class ObservedReply(Gate):
                 disagreements=(*run.disagreements, *disagreements(chunk, verdict)),
                 doubt=float(chunk.confidence[dissents(chunk)].min(initial=run.doubt)),
             )  # fmt: skip
-        self._run = run
-
-    def run(self) -> Run | None:
-        """Return the observations; None if nothing was drafted. The replies that make a profile are verified, and stand
-        for the draft model's own."""
-        return self._run if self._run.draft_seconds else None
+        self.seen = run
 
 
 class _Verified(Drafter):
@@ -227,7 +223,7 @@ class PairProfiler:
             verifier=self._verifier if verifies else None, stats=Summary(),
         ):  # fmt: skip
             pass
-        return gate.run() or Run()
+        return gate.seen
 
     def _by_layer(self, chunk: Chunk) -> tuple[float, ...]:
         layers = self._drafter.importance_by_layer(len(chunk))  # type: ignore[attr-defined]
@@ -247,11 +243,6 @@ class RunRecorder:
     def _runs(self, rows: Any) -> list[Run]:
         terms, *runs = rows
         return [from_json(Run, row) for row in runs] if terms == self._terms else []
-
-    @property
-    def chunks(self) -> int:
-        """Return the number of verified chunks."""
-        return sum(len(run.verified) for run in self.runs)
 
     def add(self, run: Run) -> None:
         """Add the next run, and write the file, if that is possible."""

@@ -3,12 +3,11 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -17,20 +16,16 @@ from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption, ProtocolError, VocabularyMismatch
 from edgellm.llm import AUTO, LLM
-from edgellm.llm.messages import chat_ids, draft_ids
 from edgellm.rpc.address import Address
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.parallel import BranchingDrafter
-from edgellm.spec.drafters.translation import TextCutter, TokenTranslation, TranslatedDrafter
-from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import generate
+from edgellm.spec.drafters.translation import TextCutter, TokenTranslation
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.protocols import DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.sampling import ReplyGrammar
-from edgellm.spec.stats import Summary
-from edgellm.spec.types import Constraint, Penalties, Sampling, Token
+from edgellm.spec.protocols import GenerationState
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Sampling
 from testkit.gguf.architectures import write as random_model
 from testkit.retokenized import ONE_TOKENIZER, PAIRS, padded, permuted, sentencepiece, write
 from tests.http.conftest import serving
@@ -113,78 +108,60 @@ def test_who_names_edgellms_http_server_is_told_of_its_verifier(retokenized: Ret
     assert "serve --role verifier" in refused.value.next_step
 
 
-class Translated:
-    """A draft model that writes alone in the tokens of a verifier."""
-
-    def __init__(self, draft: Model, text: Model) -> None:
-        self.text, self._draft = text, draft
-        self._drafter = TranslatedDrafter(
-            draft, Context(draft, ContextSpec(n_ctx=512, threads=1)), TokenTranslation(draft, text)
-        )
-
-    def write(self, number: int, sampling: Sampling) -> tuple[str, str]:
-        """Return the reply to a held-out prompt, and why it ended."""
-        prompt, stats = chat_ids(self.text, case(number), 512), Summary()
-        if sampling.penalties is not None:
-            sampling = replace(sampling, penalties=replace(sampling.penalties, start=len(prompt)))
-        if sampling.constraint is not None:
-            sampling = replace(sampling, constraint=replace(sampling.constraint, start=len(prompt)))
-        rules = DraftRules(
-            prompt=draft_ids(self._draft, "", case(number), 512),
-            grammar=ReplyGrammar.of(sampling.constraint, self.text.grammar),
-        )
-        state = GenerationState(prompt, sampling, GenerationLimits(48, 512), rules=rules)
-        events = generate(
-            state, vocabulary=self.text, drafter=self._drafter, gate=AlwaysGate(), verifier=None, stats=stats
-        )
-        pieces = [event.piece for event in events if isinstance(event, Token)]
-        return b"".join(pieces).decode(), stats.finish_reason
-
-    def close(self) -> None:
-        self._drafter.close()
-
-
 @pytest.fixture(params=OTHERS)
-def translated(request: pytest.FixtureRequest, retokenized: Retokenized) -> Iterator[tuple[Translated, LLM]]:
-    """The draft model in the tokens of a verifier, and the draft model alone."""
+def translated(request: pytest.FixtureRequest, retokenized: Retokenized) -> Iterator[tuple[LLM, LLM]]:
+    """The draft model of a verifier that is lost, in the verifier's tokens, and the draft model alone."""
     draft, verifier = retokenized(request.param)
-    with (
-        Model.load(draft) as model,
-        Model.load(verifier, TEXT_ONLY) as text,
-        closing(Translated(model, text)) as made,
-        LLM.open(draft, "none", threads=1) as alone,
-    ):
-        yield made, alone
+    with Model.load(verifier, TEXT_ONLY) as text:
+        data = tokenizer_file(text.file)
+        hello = {"tokenizer": hashlib.sha256(data).digest(), "penalties": True, "grammars": True}
+        part = pb.TokenizerPart(data=data, size=len(data))
+
+        def lost(_rounds: Iterator[pb.Verify], context: grpc.ServicerContext) -> Iterator[pb.VerifierFrame]:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            yield pb.VerifierFrame()
+
+        with (
+            scripted(text.vocabulary, lost, hello, tokenizer=lambda: [part]) as address,
+            LLM.open(draft, str(address), threads=1, history=False) as pair,
+            LLM.open(draft, "none", threads=1) as alone,
+        ):
+            yield pair, alone
 
 
-def test_what_stands_without_a_verdict_is_the_draft_models_own_text(translated: tuple[Translated, LLM]) -> None:
-    made, alone = translated
+def both(translated: tuple[LLM, LLM], number: int, **options: Any) -> tuple[Reply, str]:
+    """Return a reply without verdicts, and the text of the draft model's own."""
+    own, reply = (
+        pair.reply(case(number), max_tokens=most, retrieval="off", **options)
+        for pair, most in zip(translated[::-1], (200, 48), strict=True)
+    )
+    list(own), list(reply)
+    return reply, own.summary.text
+
+
+def test_what_stands_without_a_verdict_is_the_draft_models_own_text(translated: tuple[LLM, LLM]) -> None:
     for number in range(3):
         for temperature in (0.0, 1.2):
-            reply = alone.reply(case(number), max_tokens=200, temperature=temperature, seed=3, retrieval="off")
-            own = b"".join(token.piece for token in reply).decode()
-            text, reason = made.write(number, Sampling(temperature=temperature, seed=3))
-            assert own.startswith(text)
-            assert reason == ("stop" if text == own else "length")
+            reply, own = both(translated, number, temperature=temperature, top_k=0, top_p=1.0, seed=3)
+            assert own.startswith(reply.summary.text)
+            assert reply.summary.finish_reason == ("stop" if reply.summary.text == own else "length")
 
 
-def test_penalties_count_without_a_verdict(translated: tuple[Translated, LLM]) -> None:
-    made, alone = translated
-    reply = alone.reply(case(1), max_tokens=200, repeat_penalty=1.5, presence_penalty=0.8, retrieval="off")
-    own = b"".join(token.piece for token in reply).decode()
-    text, _ = made.write(1, Sampling(penalties=Penalties(repeat=1.5, presence=0.8)))
-    assert own.startswith(text)
-    assert made.text.end_of_turn is not None
-    endless = Penalties(bias=((made.text.end_of_turn, -100.0),))
-    assert made.write(1, Sampling(penalties=endless))[1] == "length"
+def test_penalties_count_without_a_verdict(translated: tuple[LLM, LLM]) -> None:
+    reply, own = both(translated, 1, temperature=0.0, repeat_penalty=1.5, presence_penalty=0.8)
+    assert own.startswith(reply.summary.text)
+    end = translated[0]._text.end_of_turn
+    assert end is not None
+    endless = translated[0].reply(case(1), max_tokens=48, retrieval="off", logit_bias={end: -100.0})
+    assert len(list(endless)) == 48
 
 
-def test_a_schema_is_followed_without_a_verdict(translated: tuple[Translated, LLM]) -> None:
+def test_a_schema_is_followed_without_a_verdict(translated: tuple[LLM, LLM]) -> None:
     schema = json.dumps({"type": "object", "properties": {"there": {"type": "boolean"}}, "required": ["there"]})
     for temperature in (0.0, 1.5):
-        text, reason = translated[0].write(1, Sampling(temperature=temperature, constraint=Constraint(schema, 0)))
-        assert isinstance(json.loads(text)["there"], bool)
-        assert reason == "stop"
+        reply, _ = both(translated, 1, temperature=temperature, json_schema=schema)
+        assert isinstance(json.loads(reply.summary.text)["there"], bool)
+        assert reply.summary.finish_reason == "stop"
 
 
 # --- both models here -------------------------------------------------------------------------------------------------

@@ -75,10 +75,8 @@ _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
 """Signs in a chat template, and their format. The first match counts."""
 
 
-def find_format(template: str, describes_tools: bool) -> ToolFormat | None:
-    """Return the format of a chat `template`; None without tools, or without a known sign."""
-    if not describes_tools:
-        return None
+def find_format(template: str) -> ToolFormat | None:
+    """Return the format of a chat `template` that describes tools; None without a known sign."""
     return next((known for signs, known in _FORMATS if all(sign in template for sign in signs)), None)
 
 
@@ -107,7 +105,7 @@ class Toolbox:
     def of(cls, model: Model, options: ReplyOptions, *, grammars: bool) -> "Toolbox":
         """Return the tools of `options` in the form of `model`. `grammars`: the verifier applies grammars. Raise
         InvalidOption if any of several tools must be called, and no grammar can demand that."""
-        found = find_format(model.chat_template_source, model.describes_tools)
+        found = find_format(model.chat_template_source) if model.describes_tools else None
         made = cls(options.tools, found or TAGGED, found is None, options.tool_choice, grammars)
         if (schema := made.schema()) is not None:
             try:

@@ -110,7 +110,7 @@ def tool(properties: Mapping[str, Any]) -> Tool:
 @given(function=functions, count=st.integers(1, 2))
 def test_calls_that_a_template_writes_are_read_back(family: str, function: dict[str, Any], count: int) -> None:
     template, write = FAMILIES[family]
-    style = find_format(template, describes_tools=True)
+    style = find_format(template)
     assert style is not None
     arguments = {name: value for name, (_, value) in function.items()}
     written = write("f", arguments)
@@ -140,7 +140,7 @@ def test_broken_calls_are_valid_json_or_text(
     family: str, arguments: dict[str, Any], cut: int, pieces: list[str], ended: bool
 ) -> None:
     template, write = FAMILIES[family]
-    style = find_format(template, describes_tools=True)
+    style = find_format(template)
     assert style is not None
     text = write("f", arguments)
     text = text[:cut] + "".join(pieces) + text[cut:]

@@ -68,7 +68,7 @@ REPLIES: dict[str, tuple[str, str, list[Any], str]] = {
 
 
 def toolbox(template: str, choice: str | None = None) -> Toolbox:
-    found = find_format(template, describes_tools=True)
+    found = find_format(template)
     assert found is not None
     return Toolbox((WEATHER, CLOCK), found, False, choice)
 
@@ -159,7 +159,6 @@ def test_thoughts_are_not_looked_through() -> None:
 
 
 def test_a_template_without_tools_is_told_in_words() -> None:
-    assert find_format("<tool_call>", describes_tools=False) is None
     box = Toolbox((WEATHER,), toolbox("<tool_call>").format, True)
     call = ToolCall("clock", "{}", "call_1")
     turns = [Message("user", "When?"), Message("assistant", "", tool_calls=(call,)), Message("tool", "12:00"),
