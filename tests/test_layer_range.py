@@ -10,14 +10,6 @@ from edgellm.errors import DeviceLost, EdgeError, InvalidOption, VerifierBusy
 from edgellm.layer_range import LayerRange, chain
 
 
-@given(st.integers(0, 200), st.integers(1, 200), st.integers(0, 500))
-def test_it_is_half_open_and_counted_from_0(start: int, count: int, layer: int) -> None:
-    found = LayerRange(start, start + count)
-    assert list(found) == list(range(start, start + count))
-    assert (len(found), found.last) == (count, start + count - 1)
-    assert (layer in found) == (start <= layer < start + count)
-
-
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 4)), max_size=12), st.integers(0, 7), st.integers(1, 8))
 def test_a_chain_is_as_short_as_can_be(found: list[tuple[int, int]], start: int, count: int) -> None:
     ranges, layers = [LayerRange(at, at + n) for at, n in found], LayerRange(start, start + count)
@@ -32,11 +24,6 @@ def test_a_chain_is_as_short_as_can_be(found: list[tuple[int, int]], start: int,
     assert len(made) == (least(start) if least(start) < 99 else 0)
     if made:
         assert [layer for one in made for layer in one] == list(layers)
-
-
-def test_people_count_from_1() -> None:
-    assert str(LayerRange(0, 12)) == "1-12"
-    assert str(LayerRange(3, 4)) == "4"
 
 
 @pytest.mark.parametrize(

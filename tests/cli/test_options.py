@@ -1,73 +1,22 @@
-"""Options: records, what a setting says in a file, a variable or on the command line, hardware, and thoughts."""
+"""Options: what a setting says in a file, a variable or on the command line, hardware, and thoughts."""
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
-import typer
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from edgellm.cli.app import app
 from edgellm.cli.commands.config import write_settings
-from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions, ThinkOptions, with_records
+from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions, ThinkOptions
 from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from edgellm.errors import InvalidOption
-from edgellm.spec.params import flag
 from edgellm.system import config_file
 from tests.cli.conftest import Done, Edge
 
 QUESTION = "Where is my mug?"
-
-# --- records ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """A record with a field of each kind."""
-
-    mug: str = flag("red", "Its colour.", choices=("red", "blue"))
-    tools: tuple[Path, ...] = flag((), "What lies on it.", "FILE")
-    height: float = flag(1.0, "How high it hangs.", "M", least=0.5, shown="as is usual")
-    kept: int = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Attic(Shelf):
-    """Another shelf, in another place."""
-
-    height: float = flag(3.0, "How high the attic is.", "M")
-
-
-def given(record: type[Shelf], *words: str) -> Shelf:
-    found: list[Shelf] = []
-
-    def command(name: str, shelf: Shelf) -> None:
-        assert name == "here"
-        found.append(shelf)
-
-    command.__annotations__["shelf"] = record
-    app = typer.Typer()
-    app.command()(with_records(command))
-    done = CliRunner().invoke(app, ["here", *words])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return found[0]
-
-
-def test_a_command_gets_the_record_of_its_flags() -> None:
-    assert given(Shelf) == Shelf()
-    words = ("--mug", "blue", "--tools", "a", "--tools", "b", "--height", "2")
-    assert given(Shelf, *words) == Shelf("blue", (Path("a"), Path("b")), 2.0)
-    assert given(Attic).height == 3.0
-    assert given(Annotated[Shelf, "height"], "--height", "2") == Shelf(height=2.0)  # type: ignore[arg-type]
-    for wrong in (("--mug", "green"), ("--height", "0"), ("--kept", "3"), ("--tool", "a")):
-        with pytest.raises(AssertionError, match="Usage"):
-            given(Shelf, *wrong)
 
 
 # --- settings -----------------------------------------------------------------------------------------------------

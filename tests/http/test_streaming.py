@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-import openai
 import pytest
 
 from edgellm.engine import Message
@@ -127,13 +126,6 @@ def test_an_error_mid_stream_has_openais_form() -> None:
         assert notices == ["Something happened."]
         text = "".join(event["choices"][0]["delta"].get("content", "") for event in answer.events[:-1])
         assert text == "It goes"
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)
-        with pytest.raises(openai.APIError, match="verifier is gone"):
-            list(
-                client.chat.completions.create(
-                    model="made-up", messages=[{"role": "user", "content": "?"}], stream=True
-                )
-            )
         whole = asker(server)("POST", "/v1/chat/completions", conversation())
         assert (whole.status, whole.error["code"]) == (503, "verifier_lost")
         assert int(whole.headers["retry-after"]) >= 1
