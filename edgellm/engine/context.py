@@ -5,6 +5,7 @@ batch whose arrays are numpy's, one numpy view over the logits.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import partial
 from hashlib import sha256
@@ -60,6 +61,7 @@ class Context(CachedSequences):
         every = capture is not None and model.n_layer - 1 in (capture.stop_after, *capture.outputs)
         self._batch = LlamaBatch(opened.rows, room, planes=model.position_planes, flag_all=every)
         self._widths: Sequence[int] = ()
+        self._padded: Callable[[int], int] = (lambda n: n) if opened.padding is None else opened.padding.rows
 
     @property
     def _row_by_row(self) -> bool:
@@ -126,19 +128,17 @@ class Context(CachedSequences):
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
         try:
-            if self.spec.padding is not None:
-                return self._decode_padded((SeqRows(seq, ids, outputs),))[0]
-            rows = self._widths[n] if n < len(self._widths) and not row_by_row else n
-            if n < rows <= self.n_ctx - start:
-                return self._decode_filled(seq, ids, outputs, start, rows)
+            if self.captured is not None or self.spec.padding is not None:
+                return self._decode_batch((SeqRows(seq, ids, outputs),), self._padded)[0]
+            if n < self._filled(n) <= self.n_ctx - start and not row_by_row:
+                with suppress(ContextFull):  # the ids alone may fit
+                    return self._decode_batch((SeqRows(seq, ids, outputs),), self._filled)[0]
             self._run(self._place(0, seq, ids, outputs), self._batch.tokens)
             self._sequences.lengths[seq] = start + n
         except BaseException:
             self._restore({seq: start})
             raise
-        if self.captured is None:
-            return self.native.rows(outputs)
-        return self._views([(n, outputs)])[0]
+        return self.native.rows(outputs)
 
     def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Append to several sequences in one llama.cpp batch; return one view of (outputs, n_vocab) per entry.
@@ -164,16 +164,13 @@ class Context(CachedSequences):
             known = sum(starts.values())
             total = known + sum(len(r.ids) - r.outputs + 1 for r in rows)
             self._decode_heads(heads, known, total, borders)
-            if self.spec.padding is not None:
-                return self._decode_padded(rest)
-            self._cache.begin_shared_batch(starts)
-            self._decode_batch(rest)
+            views = self._decode_batch(rest, self._padded)
             if heads:
                 self._progress(known, total, total)
         except BaseException:
             self._restore(starts)
             raise
-        return self._views([(len(r.ids), r.outputs) for r in rest])
+        return views
 
     def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Decode like `decode`, with float32 rows of shape (n, n_embd) as they enter the first layer, in place of ids.
@@ -187,17 +184,6 @@ class Context(CachedSequences):
         (n, n_embd), without those of padding."""
         recorder = cast(Recorder, self.captured)
         return recorder.output(cast(int, recorder.capture.stop_after))[:n]
-
-    def _decode_batch(self, rows: Sequence[SeqRows]) -> None:
-        """Decode rows that fit one batch."""
-        at = 0
-        for r in rows:
-            at = self._place(at, r.seq, r.ids, r.outputs)
-        embedded = [r.embedded for r in rows if r.embedded is not None]
-        entering = self._entering(embedded, at) if embedded else None
-        self._run(at, self._batch.tokens if entering is None else self._batch.embeddings(entering))
-        for r in rows:
-            self._sequences.lengths[r.seq] += len(r.ids)
 
     def _entering(self, parts: Sequence[Floats], total: int) -> Floats:
         """Return `total` embedding rows as llama.cpp wants them, which may scale them before the first layer. Raise
@@ -252,33 +238,23 @@ class Context(CachedSequences):
                 self.rollback(length, seq)
             raise
 
-    def _decode_filled(self, seq: int, ids: Ids, outputs: int, start: int, rows: int) -> Floats:
-        """Decode `ids` in a batch of `rows` rows, padded with copies of the last row, which are dropped."""
-        n = self._place(0, seq, ids, outputs)
-        end = start + n
-        # The head has a row for each output: with a large vocabulary it is a good part of the work.
-        more = self._widths[outputs] - outputs if 1 < outputs < len(self._widths) else 0
-        try:
-            self._run(self._batch.fill(n, rows, end, min(more, rows - n)), self._batch.tokens)
-        except ContextFull:  # the ids alone may fit
-            self._run(n, self._batch.tokens)
-        else:
-            self._lose(seq, self._cache.truncate(seq, end, start + rows), end)
-        self._sequences.lengths[seq] = end
-        return self.native.rows(outputs)
+    def _filled(self, n: int) -> int:
+        """Return the rows of a decode of `n` rows that is filled up."""
+        return self._widths[n] if n < len(self._widths) else n
 
-    def _decode_padded(self, rows: Sequence[SeqRows]) -> list[Floats]:
-        """Decode rows of sequences, each padded with copies of its last row, which are dropped. As many rows more have
-        logits: the head, too, computes a row by how many there are."""
-        padding, lengths = cast(Padding, self.spec.padding), self._sequences.lengths
+    def _decode_batch(self, rows: Sequence[SeqRows], padded_to: Callable[[int], int]) -> list[Floats]:
+        """Decode rows that fit one batch; return a view for each sequence. It is padded with copies of its last row,
+        which are dropped, and as many rows more have logits: the head, too, computes a row by how many there are, and
+        is much of the work with a large vocabulary."""
+        lengths = self._sequences.lengths
         end, shown, places, embedded = 0, 0, [], list[Floats]()
         for r in rows:
-            first, n, padded = end, len(r.ids), padding.rows(len(r.ids))
+            first, n, padded = end, len(r.ids), padded_to(len(r.ids))
             if r.embedded is not None:
                 embedded += (r.embedded, np.repeat(r.embedded[-1:], padded - n, axis=0))
-            after = self._place(first, r.seq, r.ids, 0)
-            end = self._batch.fill(after, first + padded, lengths[r.seq] + n, 0)
-            wanted = padding.rows(r.outputs) if r.outputs else 0
+            after = self._place(first, r.seq, r.ids, r.outputs)
+            end = self._batch.fill(after, first + padded, lengths[r.seq] + n)
+            wanted = padded if self._batch.flag_all else padded_to(r.outputs) if r.outputs else 0
             last = min(padded, n - r.outputs + wanted)
             self._batch.show(first + last - wanted, first + last)
             places.append(shown + n - r.outputs - (last - wanted))
@@ -287,9 +263,12 @@ class Context(CachedSequences):
         entering = self._entering(embedded, end) if embedded else None
         self._run(end, self._batch.tokens if entering is None else self._batch.embeddings(entering))
         for r in rows:
-            now = lengths[r.seq] + padding.rows(len(r.ids))
+            now = lengths[r.seq] + padded_to(len(r.ids))
             lengths[r.seq] += len(r.ids)
-            self._lose(r.seq, self._cache.truncate(r.seq, lengths[r.seq], now), lengths[r.seq])
+            if now > lengths[r.seq]:
+                self._lose(r.seq, self._cache.truncate(r.seq, lengths[r.seq], now), lengths[r.seq])
+        if self.captured is not None and self.captured.stops:
+            return [self.native.no_rows] * len(rows)
         view = self.native.rows(shown)
         return [view[at : at + r.outputs] for at, r in zip(places, rows, strict=True)]
 
@@ -316,11 +295,7 @@ class Context(CachedSequences):
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs)
 
     def _read(self, part: SeqRows) -> None:
-        """Decode rows that fit one batch, padded where passes are."""
-        if self.spec.padding is None:
-            self._decode_batch((part,))
-        else:
-            self._decode_padded((part,))
+        self._decode_batch((part,), self._padded)
 
     def _run(self, n: int, batch: Any) -> None:
         """Decode the first `n` rows of a batch."""
@@ -329,17 +304,6 @@ class Context(CachedSequences):
         self.native.decode(batch, n, self.captured or NO_OBSERVER)
         if self.speculator is not None:
             self.speculator.note()
-
-    def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
-        """Return the logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
-        if self.captured is not None and self.captured.stops:
-            return [self.native.no_rows] * len(rows)
-        flagged = [n if self._batch.flag_all else outputs for n, outputs in rows]
-        view, end, views = self.native.rows(sum(flagged)), 0, []
-        for (_, outputs), n in zip(rows, flagged, strict=True):
-            end += n
-            views.append(view[end - outputs : end])
-        return views
 
 
 def _fits(model: Model, spec: NativeSpec, inner: Capture | None, padding: Padding) -> bool:

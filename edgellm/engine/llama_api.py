@@ -51,15 +51,12 @@ class LlamaBatch:
         self._flags[end - outputs : end] = 1
         return end
 
-    def fill(self, at: int, rows: int, start: int, outputs: int) -> int:
+    def fill(self, at: int, rows: int, start: int) -> int:
         """Fill the rows from `at` up to `rows` with copies of the row before `at`, for the positions from `start` on.
-
-        The first `outputs` of the copies ask for logits. Return `rows`.
-        """
+        Return `rows`."""
         self._ids[at:rows], self._seqs[at:rows] = self._ids[at - 1], self._seqs[at - 1]
         self._positions[at:rows] = self._count_up[start : start + rows - at]
-        self._flags[at:rows] = 0
-        self._flags[at : at + outputs] = 1
+        self._flags[at:rows] = self.flag_all
         return rows
 
     def show(self, first: int, end: int) -> None:
