@@ -48,10 +48,8 @@ class ContextMemory:
 def context_memory(header: GgufHeader) -> list[ContextMemory]:
     """Return the memory of the default context, and of the longest that fits. Nothing without a length in the header,
     or room for the weights, and for a model that only drafts for another."""
-    if drafter_file(header):
-        return []
-    trained = header.metadata.get(f"{header.architecture}.context_length")
-    if not isinstance(trained, int) or trained < 1 or (longest := _longest(header, trained)) < 1:
+    trained = trained_positions(header)
+    if drafter_file(header) or trained is None or (longest := _longest(header, trained)) < 1:
         return []
     heads = bool(header.attention_layers)
     return [

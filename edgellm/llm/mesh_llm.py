@@ -262,7 +262,7 @@ class OpenedMesh:
 def open_mesh(
     file: ModelFile,
     options: MeshOptions,
-    config: EngineConfig | None = None,
+    config: EngineConfig = EngineConfig(draft=None),
     notify: Callable[[str], None] | None = None,
 ) -> OpenedMesh:
     """Load each device's layers of the model in `file`, and open the pair meanwhile. This device's own layers and the
@@ -270,7 +270,6 @@ def open_mesh(
     model cannot be split; InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model;
     NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used."""
     began = perf_counter()
-    config = config or EngineConfig(draft=None)
     hardware = config.hardware
     whole, header, model = WholeModel(file), file.header, model_costs(file)
     positions = positions_of(file, hardware.n_ctx)

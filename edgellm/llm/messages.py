@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,34 +49,6 @@ def without_turns(messages: Sequence[Message], begin: int) -> list[Message]:
     return [*system, replace(first, context=(*context, *first.context)), *messages[begin + 1 :]]
 
 
-def chat_ids(
-    model: Model,
-    prompt: str | Sequence[Message],
-    context: int,
-    should_stop: ShouldStop = never,
-    arguments: Mapping[str, object] = MappingProxyType({}),
-    tell: Callable[[str], None] = lambda _: None,
-) -> Ids:
-    """Return the ids of a question or a conversation in the model's chat template, shape (n,), n below `context`.
-    `should_stop` is polled; `arguments` are given to the template, and `tell` is called with changes that it wants.
-
-    An assistant's turn that still has the model's markup around its thought is separated into thought and answer.
-    Raises Stopped: `should_stop` returned True; TextRefused: the model's tokenizer fails on the prompt, or takes too
-    long; InvalidOption: the prompt is empty; InputNotText: it is not valid Unicode; PromptTooLong: it does not fit the
-    context; states both lengths.
-    """
-    messages = compose(prompt) if isinstance(prompt, str) else [message.whole() for message in prompt]
-    turns = [message for message in messages if message.role != "system"] or messages
-    if not any(turn.content.strip() or turn.tool_calls for turn in turns):
-        raise InvalidOption("The prompt is empty.", "Write a question.")
-    for message in messages:
-        _check_text(message.content)
-        _check_text(message.thinking)
-    messages = [_without_markup(model, message) for message in messages]
-    ids = model.chat_prompt(messages, arguments=arguments, most=context - 1, should_stop=should_stop, tell=tell)
-    return check_length(ids, context)
-
-
 def _without_markup(model: Model, message: Message) -> Message:
     """Return `message` with its thought separated from its answer."""
     if message.role != "assistant" or (markup := model.thinking) is None:
@@ -108,7 +79,7 @@ def draft_ids(
     try:
         if prompt is not None:
             with suppress(ModelUnsupported):
-                return chat_ids(draft, prompt, context, should_stop)
+                return PromptWriter(draft, context, grammars=False).ids(prompt, should_stop=should_stop)
         return plain_ids(draft, text, context, should_stop)
     except (InvalidOption, PromptTooLong, TextRefused):
         return None
@@ -191,18 +162,24 @@ class PromptWriter:
         self, prompt: str | Sequence[Message], options: ReplyOptions | None = None, should_stop: ShouldStop = never,
         tell: Callable[[str], None] = lambda _: None,
     ) -> Ids:  # fmt: skip
-        """Return the token ids of the prompt, shape (n,), for a reply with `options`; `tell` gets changes that the chat
-        template wants."""
+        """Return the token ids of a question or a conversation in the model's chat template, shape (n,), n below the
+        context, for a reply with `options`; `should_stop` is polled, and `tell` gets changes that the template wants.
+
+        An assistant's turn that still has the model's markup around its thought is separated into thought and answer.
+        Raises Stopped: `should_stop` returned True; TextRefused: the model's tokenizer fails on the prompt, or takes
+        too long; InvalidOption: the prompt is empty; InputNotText: it is not valid Unicode; PromptTooLong: it does not
+        fit the context; states both lengths.
+        """
         options = options or ReplyOptions()
         if not isinstance(prompt, str) and prompt and prompt[-1].continued:
             return self._continued(prompt, options, should_stop, tell)
         arguments = options.template_arguments()
         used = not isinstance(prompt, str) and any(turn.tool_calls or turn.role == "tool" for turn in prompt)
         if not (options.tools or used):
-            return chat_ids(self.model, prompt, self.context, should_stop, arguments, tell)
+            return self._chat(prompt, arguments, should_stop, tell)
         toolbox = self.toolbox(options)
         turns = toolbox.messages(compose(prompt) if isinstance(prompt, str) else prompt)
-        ids = chat_ids(self.model, turns, self.context, should_stop, arguments | toolbox.arguments(), tell)
+        ids = self._chat(turns, arguments | toolbox.arguments(), should_stop, tell)
         if not (opening := toolbox.opening()):
             return ids
         markup = self.model.thinking
@@ -215,6 +192,22 @@ class PromptWriter:
                 )
             opening = f"{markup.closing}\n\n{opening}"  # The thought stays empty.
         return check_length(np.concatenate((ids, self.model.tokenize(opening, special=True))), self.context)
+
+    def _chat(
+        self, prompt: str | Sequence[Message], arguments: Mapping[str, object], should_stop: ShouldStop,
+        tell: Callable[[str], None],
+    ) -> Ids:  # fmt: skip
+        """Return the ids (n,) of a prompt; `arguments` are given to the chat template."""
+        messages = compose(prompt) if isinstance(prompt, str) else [message.whole() for message in prompt]
+        turns = [message for message in messages if message.role != "system"] or messages
+        if not any(turn.content.strip() or turn.tool_calls for turn in turns):
+            raise InvalidOption("The prompt is empty.", "Write a question.")
+        for message in messages:
+            _check_text(message.content)
+            _check_text(message.thinking)
+        messages, most = [_without_markup(self.model, message) for message in messages], self.context - 1
+        ids = self.model.chat_prompt(messages, arguments=arguments, most=most, should_stop=should_stop, tell=tell)
+        return check_length(ids, self.context)
 
     def _continued(
         self, turns: Sequence[Message], options: ReplyOptions, should_stop: ShouldStop, tell: Callable[[str], None]

@@ -74,7 +74,7 @@ class ReplyPlan:
     copies: Retriever | None = None
 
 
-def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | None = None) -> ReplyPlan:
+def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | None) -> ReplyPlan:
     """Return the plan of a reply by this pair. Its `copies` are the reply's until `Drafting.end`."""
     options, knowledge, draft, verifier = wanted.options, engine.knowledge, engine.draft, engine.verifier
     translation, why = engine.fit.translation, unable(engine, wanted.sampling)
@@ -89,8 +89,9 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
     choice, gates = plan.choice, options.gate in ("auto", "always") or options.budget == 1.0
     lossless = verifier is None or (gates and (choice.controller is None or options.budget in (None, 1.0)))
     checked = lossless and plan.first is None and options.budget != 0.0 and not why
-    speculates, speculator = _choose_speculator(engine, options, checked)
-    sources, retrieval = _choose_sources(engine, options, checked, speculates)
+    barred = _bars_others(options, checked)
+    speculates, speculator = _choose_speculator(engine, barred)
+    sources, retrieval = _choose_sources(engine, options, barred, speculates)
     copies = None if sources is None else engine.drafting.begin(sources, grammar)
     drafts = draft is not None and options.drafter is None and (verifier is not None or copies is None)
     if sources is not None and copies is None:
@@ -193,42 +194,39 @@ def _hinders_parallel(
     return next((why for why, hinders in hindrances.items() if hinders), "")
 
 
-def _choose_speculator(engine: PairEngine, options: ReplyOptions, checked: bool) -> tuple[bool, str]:
+def _bars_others(options: ReplyOptions, checked: bool) -> str:
+    """Return why nothing drafts beside the draft model, as a clause; "" if something may."""
+    hindrances = {
+        "a custom drafter is used": options.drafter is not None,
+        "log-probabilities are requested": options.logprobs is not None,
+        "not everything is verified": not checked,
+    }
+    return next((why for why, hinders in hindrances.items() if hinders), "")
+
+
+def _choose_speculator(engine: PairEngine, barred: str) -> tuple[bool, str]:
     """Return whether the speculator of the model that decides the text drafts, and why; "" without a speculator."""
     verifier, own = engine.verifier, engine.text.speculator
     name = verifier.capabilities.speculator if verifier is not None else own.name if own is not None else ""
     if not name or engine.linked:
         return False, ""
-    hindrances = {
-        "a custom drafter is used": options.drafter is not None,
-        "log-probabilities are requested": options.logprobs is not None,
-        "not everything is verified": not checked,
-        "the draft model drafts": verifier is not None and engine.draft is not None,
-    }
-    if why := next((why for why, hinders in hindrances.items() if hinders), ""):
+    if why := barred or ("the draft model drafts" if None not in (verifier, engine.draft) else ""):
         return False, f"{name} drafts nothing: {why}"
     return True, f"{name} drafts where that is faster"
 
 
 def _choose_sources(
-    engine: PairEngine, options: ReplyOptions, checked: bool, speculates: bool
+    engine: PairEngine, options: ReplyOptions, barred: str, speculates: bool
 ) -> tuple[tuple[str, ...] | None, str]:
     """Return the sources of copies, and why. The draft policy also decides on drafts of the draft model or, with
     `speculates`, the speculator, if need be without sources; None: the policy is not asked."""
-    sources = options.sources()
+    if barred:
+        return None, f"no retrieval: {barred}"
+    if sources := options.sources():
+        return sources, f"drafts are retrieved from: {', '.join(sources)}"
     forced = options.gate == "always" and options.gamma is not None
     compares = None not in (engine.draft, engine.verifier) and not forced
-    hindrances = {
-        ": a custom drafter is used": options.drafter is not None,
-        ": log-probabilities are requested": options.logprobs is not None,
-        ", as requested": not (sources or compares or speculates),
-        ": not everything is verified": not checked,
-    }
-    if why := next((why for why, hinders in hindrances.items() if hinders), ""):
-        return None, f"no retrieval{why}"
-    if not sources:
-        return (), "no retrieval, as requested"
-    return sources, f"drafts are retrieved from: {', '.join(sources)}"
+    return () if compares or speculates else None, "no retrieval, as requested"
 
 
 def write(

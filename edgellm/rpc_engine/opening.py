@@ -34,7 +34,7 @@ def open_over_rpc(
     file: ModelFile,
     options: MeshOptions,
     placed: RpcPlacement | None = None,
-    config: EngineConfig | None = None,
+    config: EngineConfig = EngineConfig(draft=None),
     notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> LLM:
@@ -50,7 +50,6 @@ def open_over_rpc(
         shares = placed.option.shares
     else:
         raise InvalidOption("Neither a split nor measured devices are given.", f"{EXAMPLE}.")
-    config = config or EngineConfig(draft=None)
     hardware = config.hardware
     unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
     work = RpcWork(file, _context(file, options.sessions, hardware), unit)

@@ -207,11 +207,12 @@ def over_devices(
 def _prompt_tokens(file: ModelFile, text: Model, messages: Sequence[Message]) -> int:
     """Return the number of tokens of a request, of which a conversation sends as many as fit."""
     from edgellm.llm.mesh_llm import positions_of
-    from edgellm.llm.messages import chat_ids
+    from edgellm.llm.messages import PromptWriter
 
     most = positions_of(file, None)
     try:
-        return len(chat_ids(text, messages, most)) if messages else PlanOptions().tokens_in
+        writer = PromptWriter(text, most, grammars=False)
+        return len(writer.ids(messages)) if messages else PlanOptions().tokens_in
     except ContextFull:
         return most
 
