@@ -22,7 +22,7 @@ from edgellm.errors import MeasureFailed, VerifierUnreachable
 from edgellm.layer_range import HERE
 from edgellm.mesh import device_profiler, weight_cache
 from edgellm.mesh.device_profiler import MAX_DOUBTFUL_AGE, measure_device
-from edgellm.mesh.fleet_profiler import Survey, TimedModel, stored_link, stored_speed, survey
+from edgellm.mesh.fleet_profiler import Survey, TimedModel, survey
 from edgellm.mesh.placement import model_costs
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.layers import Worker, find_workers
@@ -199,26 +199,6 @@ def test_the_home_is_measured_once_and_planned_for(owner: Trust, layers: Blocks,
     fresh, heard = look(owner, layers, verifier_path, fresh=True)
     assert all(kept.reason == "asked for" for kept in fresh.lines.values())
     assert fresh.speeds["desk"].figures.reason == "asked for"
-
-
-def test_what_was_measured_is_known_later_and_of_damage_nothing(
-    owner: Trust, layers: Blocks, verifier_path: Path, tmp_path: Path
-) -> None:
-    worker = found(owner)[1]
-    assert stored_speed(worker) is None
-    assert stored_link(worker) is None
-    done, _ = look(owner, layers, verifier_path)
-    speed, line = stored_speed(worker), stored_link(worker)
-    assert speed is not None
-    assert speed.figures == done.speeds["desk"].figures
-    assert speed.model == "verifier"
-    assert speed.utilisation.peak > 0
-    assert line == done.lines["desk"]
-    assert stored_speed(None) is not None
-    for path in (tmp_path / "home").rglob("figures/*.json"):
-        path.write_text("[{}]")
-    assert stored_speed(worker) is None
-    assert stored_link(worker) is None
 
 
 def test_who_cannot_be_measured_is_left_out_with_the_reason(owner: Trust, layers: Blocks, verifier_path: Path) -> None:

@@ -274,17 +274,6 @@ def test_a_layer_that_is_loaded_stays(draft_path: Path, tmp_path: Path) -> None:
     assert weights.size == 0
 
 
-def test_a_piece_counts_for_whoever_names_its_hash(draft_path: Path, tmp_path: Path) -> None:
-    store = LayerStore(tmp_path, PLENTY)
-    manifest = cut_layers(draft_path, store, LayerRange(2, 5))
-    source = StoredLayers(store)
-    assert source.open(manifest.fingerprint) is None
-    assert source.open(manifest.fingerprint, pieces_of(ModelFile.open(draft_path), [LayerRange(2, 4)]).pieces) is None
-    found = source.open(manifest.fingerprint, manifest.pieces)
-    assert found is not None
-    assert found.held == {2, 3, 4}
-
-
 def test_pieces_of_several_cuts_make_up_a_stage_with_as_few_as_possible(draft_path: Path, tmp_path: Path) -> None:
     """A device was given single layers by one version, and pieces for two plans by the next."""
     store, source = LayerStore(tmp_path, PLENTY), StoredLayers(LayerStore(tmp_path, PLENTY))

@@ -121,18 +121,6 @@ async def test_revocation_ends_streams_that_are_open(host: Trust, guest: Trust, 
         await channel.close(None)
 
 
-@pytest.mark.parametrize("rights", ["", "files", "compute files"])
-async def test_a_right_that_was_not_granted_is_not_had(host: Trust, tmp_path: Path, rights: str) -> None:
-    guest = device(tmp_path / "guest")
-    befriend(host, guest, rights)
-    async with serving(host) as address:
-        channel, welcomed = await connect_authenticated(address, guest)
-        assert welcomed.rights == frozenset(rights.split())
-        assert await code_of(channel) is grpc.StatusCode.PERMISSION_DENIED
-        host.peers.grant(guest.identity.id, [Right.VERIFY])
-        assert await steal(open_channel(address, guest)) == b"the secret"
-
-
 async def test_a_refused_caller_learns_why_though_it_is_still_writing(host: Trust, tmp_path: Path) -> None:
     """gRPC hides the reason from a caller whose request cannot be sent, as the guard then has ended the call."""
     guest = device(tmp_path / "guest")
