@@ -305,7 +305,7 @@ def owned(home: Path) -> list[Path]:
 
 
 def own_modes(_quick: bool) -> Found:
-    """Look for files and folders of edgellm's own that others may read, in a home that was open to all before."""
+    """Look for files and folders of edgellm's own that others may reach, in a home that was open to all before."""
     wrong = []
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ):
         home = Path(folder) / "home"
@@ -321,9 +321,9 @@ def own_modes(_quick: bool) -> Found:
         _in_child(use)
         paths = owned(home)
         for path in paths:
-            mode = stat.S_IMODE(path.lstat().st_mode)
-            if mode != (0o700 if path.is_dir() else 0o600):
-                wrong.append(f"{path.relative_to(home)} has the mode {mode:o}")
+            way = [one for one in (path, *path.parents) if home in one.parents]
+            if all(one.lstat().st_mode & 0o077 for one in way):
+                wrong.append(f"{path.relative_to(home)} has the mode {stat.S_IMODE(path.lstat().st_mode):o}")
     return Found(len(paths), tuple(wrong))
 
 
