@@ -35,7 +35,9 @@ from edgellm.system import cache_dir, processor
 AGAIN = 60.0
 """Seconds after a measurement on a busy machine before the next one."""
 _PREFIX = 16  # positions in the context before a measured decode
-_FAR = 512  # positions before the decodes that tell what a position adds, at most: what can be read in a second
+_FAR = 512
+"""Positions before the decodes that tell what a position adds, at most: as many as can be read in `_MAX_SECONDS`, by an
+estimate."""
 _ROUNDS = 12  # most rounds of measurements: fewer if all lengths took the same time twice
 _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
 _MAX_SECONDS = 3.0  # limit of a measurement, after which longer decodes are extrapolated
@@ -176,12 +178,11 @@ class ModelCurve:
 
     def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, bool]:
         """Return a curve, and whether other programs took the processor while it was measured."""
+        far = min(_FAR, KNOTS[-1] * int(_MAX_SECONDS / estimated_curve(self._model).table()[-1]))
         spec = ContextSpec(
-            _PREFIX + _FAR + KNOTS[-1],
-            threads=self._threads,
-            rolls_back=True,
+            _PREFIX + far + KNOTS[-1], threads=self._threads, rolls_back=True,
             reproducible=self._model.hardware.reproducible,
-        )
+        )  # fmt: skip
         with Context(self._model, spec) as context:
             context.set_cancel(should_stop)
             waiting = CpuWait()
@@ -220,12 +221,10 @@ def measure_curve(context: Context, progress: Callable[[float], None] | None = N
     known = sorted(found)
     curve = CostCurve(tuple(known), plausible_times(known, [found[rows] for rows in known]), filled=True)
     table = curve.table()
-    pieces = min(_FAR // len(ids), int(1.0 / table[-1]))
-    if not pieces:
-        return curve
-    for _ in range(pieces):
+    while len(context.cached()) + 2 * len(ids) <= context.n_ctx:
         context.decode(ids)
-    far = pieces * len(ids)
+    if not (far := len(context.cached()) - _PREFIX):
+        return curve
 
     def added(rows: int) -> float:
         """Return the seconds that a position adds."""
