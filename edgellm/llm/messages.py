@@ -224,7 +224,7 @@ class PromptWriter:
         """Return the constraint of a reply to `ids` (n,): behind its thought, if any; a required call follows at once.
         Raises InvalidOption where the schema cannot be used."""
         toolbox = self.toolbox(options) if options.tools else None
-        called = None if toolbox is None else toolbox.schema()
+        called = None if toolbox is None else toolbox.schema
         schema = options.json_schema if called is None else called
         if schema is None:
             return None

@@ -6,8 +6,9 @@ instructions, and clients need not know the difference.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgellm.engine import Message, Model, ToolCall
 from edgellm.engine.chat.template import plain_turns
@@ -47,6 +48,24 @@ class ToolFormat:
     def whole(self) -> bool:
         """Return whether only the end of the reply tells where values end, so that no call is read before."""
         return self.objects is None and not self.json_arguments
+
+    def schema(self, functions: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the JSON schema of a call of one of `functions`; None where no schema fits."""
+        parameters = {one["name"]: one.get("parameters") or {"type": "object"} for one in functions}
+        if self.objects is None:
+            (one, *others) = parameters.values()
+            return json.dumps(without_descriptions(one)) if self.json_arguments and not others else None
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, self.arguments: {"$ref": f"#/$defs/{name}"}},
+                "required": ["name", self.arguments],
+                "additionalProperties": False,
+            }
+            for name in parameters
+        ]
+        placed = {name: without_descriptions(one, f"#/$defs/{name}") for name, one in parameters.items()}
+        return json.dumps({"anyOf": calls, "$defs": placed})
 
 
 TAGGED = ToolFormat(("<tool_call>",), tagged, '<tool_call>\n{{"name": "{name}", "arguments": ', "<tool_call>\n")
@@ -91,69 +110,39 @@ The results come in the next message. Answer in plain text if no function is nee
 class Toolbox:
     """The tools of one request, and the model's format for calls.
 
-    `generic`: the model's template has no tools, so a system message describes them. `choice` names the function that
-    must be called, or is ANY_TOOL; None: the model decides. `constrained`: a required call follows `schema`.
+    `generic`: the model's template has no tools, so a system message describes them. `chosen` names the functions of
+    which one must be called; none: the model decides. A required call follows the JSON `schema` behind `opening`, if
+    there is one.
     """
 
     tools: tuple[Tool, ...]
     format: ToolFormat
     generic: bool
-    choice: str | None = None
-    constrained: bool = False
+    chosen: tuple[str, ...] = ()
+    schema: str | None = None
 
     @classmethod
     def of(cls, model: Model, options: ReplyOptions, *, grammars: bool) -> "Toolbox":
         """Return the tools of `options` in the form of `model`. `grammars`: the verifier applies grammars. Raise
         InvalidOption if any of several tools must be called, and no grammar can demand that."""
         found = find_format(model.chat_template_source) if model.describes_tools else None
-        made = cls(options.tools, found or TAGGED, found is None, options.tool_choice, grammars)
-        if (schema := made.schema()) is not None:
+        style, choice, functions = found or TAGGED, options.tool_choice, [tool["function"] for tool in options.tools]
+        functions = [one for one in functions if choice in (ANY_TOOL, one["name"])]
+        schema, why = style.schema(functions) if functions and grammars else None, "the verifier applies none"
+        if schema is not None:
             try:
                 model.grammar(schema)
-                return made
             except InvalidOption:
-                """One of the tools has parameters that no grammar describes."""
-        names = made.chosen()
-        if len(names) > 1:
-            why = "the parameters of a tool have a schema that cannot be used"
-            if made.format.objects is None:
-                why = "the model does not write its calls as JSON objects"
-            why = why if grammars else "the verifier applies none"
+                schema, why = None, "the parameters of a tool have a schema that cannot be used"
+        elif grammars:
+            why = "the model does not write its calls as JSON objects"
+        if schema is None and len(functions) > 1:
             raise InvalidOption(
-                f"tool_choice asks for a call of any of {len(names)} tools, and no grammar of such calls is available:"
-                f" {why}.",
+                f"tool_choice asks for a call of any of {len(functions)} tools, and no grammar of such calls is"
+                f" available: {why}.",
                 "Name one of the tools, or leave the choice to the model.",
             )
-        return replace(made, choice=names[0] if names else None, constrained=False)
-
-    def chosen(self) -> list[str]:
-        """Return the names of functions, of which one must be called; empty if the model decides."""
-        if self.choice is None:
-            return []
-        return [str(tool["function"]["name"]) for tool in self.tools] if self.choice == ANY_TOOL else [self.choice]
-
-    def schema(self) -> str | None:
-        """Return the JSON schema of the text after `opening`; None if no call is required, or no schema fits."""
-        chosen = set(self.chosen())
-        if not (self.constrained and chosen):
-            return None
-        tools = [tool["function"] for tool in self.tools if tool["function"]["name"] in chosen]
-        parameters = {one["name"]: one.get("parameters") or {"type": "object"} for one in tools}
-        style = self.format
-        if style.objects is None:
-            (one, *others) = parameters.values()
-            return json.dumps(without_descriptions(one)) if style.json_arguments and not others else None
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, style.arguments: {"$ref": f"#/$defs/{name}"}},
-                "required": ["name", style.arguments],
-                "additionalProperties": False,
-            }
-            for name in parameters
-        ]
-        placed = {name: without_descriptions(one, f"#/$defs/{name}") for name, one in parameters.items()}
-        return json.dumps({"anyOf": calls, "$defs": placed})
+        return cls(options.tools, style, found is None, tuple(str(one["name"]) for one in functions), schema)
 
     def arguments(self) -> dict[str, object]:
         """Return the arguments for the chat template."""
@@ -161,11 +150,11 @@ class Toolbox:
 
     def opening(self) -> str:
         """Return the beginning of a reply that must be a call; empty if the model decides."""
-        if not (chosen := self.chosen()):
+        if not self.chosen:
             return ""
-        if self.constrained and self.format.objects is not None:
+        if self.schema is not None and self.format.objects is not None:
             return self.format.objects
-        return self.format.forced.format(name=chosen[0])
+        return self.format.forced.format(name=self.chosen[0])
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         """Return the conversation for the chat template: as it is, or in the form of a template without tools."""

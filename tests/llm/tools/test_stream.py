@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from edgellm.engine import Message, ToolCall
 from edgellm.engine.chat.template import plain_turns
 from edgellm.llm.tools.toolbox import Toolbox, find_format, split_calls
-from edgellm.spec.params import ANY_TOOL
 from edgellm.spec.types import Channel, Source, Token
 from tests.llm.tools.test_formats import FAMILIES
 
@@ -70,7 +69,7 @@ REPLIES: dict[str, tuple[str, str, list[Any], str]] = {
 def toolbox(template: str, choice: str | None = None) -> Toolbox:
     found = find_format(template)
     assert found is not None
-    return Toolbox((WEATHER, CLOCK), found, False, choice)
+    return Toolbox((WEATHER, CLOCK), found, False, () if choice is None else (choice,))
 
 
 def read(text: str, box: Toolbox, lengths: list[int]) -> tuple[str, list[ToolCall]]:
@@ -175,8 +174,10 @@ def test_a_template_without_tools_is_told_in_words() -> None:
 
 @pytest.mark.parametrize("family", REPLIES)
 def test_a_call_that_must_come_has_a_schema_where_it_is_json(family: str) -> None:
-    box = replace(toolbox(REPLIES[family][0], ANY_TOOL), constrained=True)
-    schema = box.schema()
+    box = toolbox(REPLIES[family][0], "get_weather")
+    functions = [tool["function"] for tool in box.tools]
+    schema = box.format.schema(functions)
+    assert (box.format.schema(functions[:1]) is None) == (box.format.objects is None and not box.format.json_arguments)
     if box.format.objects is None:
         assert schema is None
         return
@@ -185,10 +186,4 @@ def test_a_call_that_must_come_has_a_schema_where_it_is_json(family: str) -> Non
     assert box.format.arguments in described["anyOf"][0]["required"]
     assert "LONG" not in str(schema)  # a grammar has a limit, and no use for it
     call = json.dumps({"name": "clock", box.format.arguments: {}})
-    assert plain(read(call, box, [2])[1]) == [("clock", {})]
-
-
-@pytest.mark.parametrize("family", REPLIES)
-def test_arguments_of_a_named_tool_have_a_schema_where_they_are_json(family: str) -> None:
-    box = replace(toolbox(REPLIES[family][0], "get_weather"), constrained=True)
-    assert (box.schema() is None) == (box.format.objects is None and not box.format.json_arguments)
+    assert plain(read(call, replace(box, schema=schema), [2])[1]) == [("clock", {})]
