@@ -41,14 +41,13 @@ def file(
     infos: Sequence[Info] = (),
     data: int = 0,
     *,
-    magic: bytes = b"GGUF",
     version: int = 3,
     counts: tuple[int, int] | None = None,
     alignment: int = 32,
 ) -> bytes:
     """The bytes of a file with `data` bytes of tensor data; `counts` lies about tensors and entries."""
     n_tensors, n_entries = counts or (len(infos), len(entries))
-    head = magic + struct.pack("<IQQ", version, n_tensors, n_entries)
+    head = b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_entries)
     for key, kind, value in entries:
         head += text(key) + struct.pack("<I", kind) + value
     for name, shape, kind, offset in infos:

@@ -13,7 +13,19 @@ import gguf
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, ModelFile, check_gguf, cut, cut_bytes
+from edgellm.engine import (
+    Block,
+    Capture,
+    Context,
+    ContextSpec,
+    Floats,
+    Ids,
+    Model,
+    ModelFile,
+    check_gguf,
+    cut,
+    cut_bytes,
+)
 from edgellm.engine.gguf import cuttable, writer
 from edgellm.engine.gguf.cuttable import RULES, CutRule, check_cuttable, cut_points, exit_cuts, largest_part
 from edgellm.engine.gguf.header import TENSOR_TYPES
@@ -36,35 +48,29 @@ CHANGED = 40  # positions that are kept before other ids follow
 
 
 class ShardChain:
-    """The parts of a model that begin at `starts`, with the face of a context. Shards are cut into `folder` once."""
+    """Blocks of the layers that begin at `starts`, with the face of a context. Shards are cut into `folder` once."""
 
-    def __init__(self, whole: Path, folder: Path, starts: Sequence[int], n_ctx: int = 128) -> None:
-        self._closing = ExitStack()
+    def __init__(self, whole: Path, folder: Path, starts: Sequence[int]) -> None:
+        self._closing, self._blocks, self._length = ExitStack(), list[Block](), 0
         n_layer = check_cuttable(check_gguf(whole))
-        self._contexts = []
         for first, end in pairwise([*starts, n_layer]):
             path = folder / f"{first}-{end - 1}.gguf"
             if not path.exists():
                 cut(whole, path, first, end - 1, head=end == n_layer)
             model = self._closing.enter_context(Model.load(path, faults=()))
             assert model.n_layer == end - first
-            last = model.n_layer - 1
-            capture = Capture(outputs=(last,), stop_after=last) if end < n_layer else None
-            opened = Context(model, ContextSpec(n_ctx=n_ctx, threads=1, whole_window=True), capture=capture)
-            self._contexts.append(self._closing.enter_context(opened))
+            self._blocks.append(Block(model, ContextSpec(n_ctx=128, threads=1), head=end == n_layer))
+            self._closing.callback(self._blocks[-1].close)
 
     def decode(self, ids: Ids, outputs: int = 1) -> Floats:
-        logits = self._contexts[0].decode(ids, outputs=outputs)
-        for before, context in pairwise(self._contexts):
-            assert before.captured is not None
-            rows = before.captured.output(before.model.n_layer - 1)
-            assert rows.shape == (len(ids), context.model.n_embd)
-            logits = context.decode_embeddings(rows, outputs=outputs)
-        return logits
+        rows: Ids | Floats = ids
+        for block in self._blocks:
+            rows = block.forward(rows, start=self._length, outputs=outputs)
+        self._length += len(ids)
+        return rows  # type: ignore[return-value]
 
     def rollback(self, length: int) -> None:
-        for context in self._contexts:
-            context.rollback(length)
+        self._length = length
 
     def __enter__(self) -> Self:
         return self

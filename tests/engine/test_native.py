@@ -94,28 +94,6 @@ def test_a_process_ends_quietly_while_a_thread_decodes(draft_path: Path) -> None
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_end_waits_for_whoever_computes_and_parks_whoever_comes_next() -> None:
-    ending = native.ProcessExit()
-    guard = native.NativeGuard()
-    ending.register(guard)
-    inside, leave, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def compute() -> None:
-        with guard:
-            inside.set()
-            leave.wait(60)
-        ending.block_if_exiting()
-        ended.set()
-
-    threading.Thread(target=compute, daemon=True).start()
-    assert inside.wait(60)
-    threading.Timer(0.05, leave.set).start()
-    ending.begin(timeout=60)
-    assert leave.is_set()
-    assert not ended.wait(0.1)
-    ending.block_if_exiting()  # the ending thread itself goes on
-
-
 def test_opening_and_closing_does_not_leak(draft_path: Path) -> None:
     code = """
     import psutil
