@@ -124,10 +124,10 @@ class _Deployment:
         return state
 
     async def _copy_here(self, pieces: Sequence[LayerPiece], state: DeployProgress) -> None:
-        held, done = sum(map(self.store.arrived, pieces)), 0
+        held, done, wanted = sum(map(self.store.arrived, pieces)), 0, {piece.sha256 for piece in pieces}
         state.change(activity="cutting", arrived=held)
         for piece in pieces:
-            await asyncio.to_thread(self.store.cut, self.model, piece.layers, piece.size)
+            await asyncio.to_thread(self.store.cut, self.model, piece.layers, piece.size, wanted)
             done += piece.size
             state.change(arrived=max(held, done))
 

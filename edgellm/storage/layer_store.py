@@ -25,7 +25,7 @@ from pathlib import Path
 
 from edgellm import system
 from edgellm.engine import ModelFile
-from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreFull, size
+from edgellm.errors import DiskFull, InvalidOption, LayersMissing, StoreFull, size
 from edgellm.layer_range import LayerRange
 from edgellm.state import MONTH, from_json, hold_lock, private_folder, read_cached, write_state
 from edgellm.storage import layer_pieces
@@ -185,8 +185,6 @@ class LayerStore:
         """Make room for all of `pieces` of `manifest`, and yield a function that opens one of them, with the bytes that
         have arrived from `owner` so far. No other process can upload for the same owner until the `with` ends: that
         raises StoreBusy. If there is no room (`_make_room`), nothing is removed, and StoreFull or DiskFull raised."""
-        if unknown := set(pieces) - set(manifest.pieces):
-            raise LayersRefused(f"{min(unknown)} is not in the manifest.", SAME_VERSION)
         with self._exclusive(owner):
             with self._locked():
                 what = f"{f'{len(pieces)} pieces' if len(pieces) > 1 else pieces[0]} of {manifest.name}"
@@ -212,16 +210,16 @@ class LayerStore:
                         layer_pieces.mark_used(self._whole(piece.sha256))
             yield lambda piece: IncomingPiece(self._partial(piece, owner), self._whole(piece.sha256), piece)
 
-    def cut(self, model: ModelFile, layers: LayerRange, size: int) -> LayerPiece:
-        """Return a piece of about `size` bytes, cut from a model file of this device. Wait while another process cuts.
-        Raise StoreFull or DiskFull without room, and the errors of `edgellm.engine.cut`."""
+    def cut(self, model: ModelFile, layers: LayerRange, size: int, wanted: Collection[str] = ()) -> LayerPiece:
+        """Return a piece of about `size` bytes, cut from a model file of this device; `wanted` pieces stay. Wait while
+        another process cuts. Raise StoreFull or DiskFull without room, and the errors of `edgellm.engine.cut`."""
         digest, temporary = hashlib.sha256(), self._pieces / "cut.half"
         with self._exclusive(CUT):
             for known in layer_pieces.known_pieces(fingerprint(model.path)):
                 if known.layers == layers and self.find(known) is not None:  # another process was faster
                     return known
             with self._locked():
-                self._make_room(size, size, f"{layers.named} of {model.path.name}", CUT)
+                self._make_room(size, size, f"{layers.named} of {model.path.name}", CUT, wanted)
             try:
                 with layer_pieces.storage_errors(self.root), os.fdopen(os.open(temporary, _WRITE, 0o600), "wb") as file:
                     for portion in layer_pieces.cut_piece(model, layers):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgellm.engine import ModelFile
-from edgellm.errors import DeviceLost, LayersCorrupt, NotPermitted, PairingRequired
+from edgellm.errors import DeviceLost, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import deploy as deploying
 from edgellm.mesh.deploy import DeployPart, DeployProgress, deploy
@@ -95,6 +95,13 @@ def test_each_device_gets_its_layers_and_a_new_plan_moves_the_rest(home: Home, s
     done = send((None, 0, 3), ("desk", 4, 9), ("phone", 10, 11))
     assert [moved.sent for moved in done] == [0, size(manifest, 8, 9), 0]
     assert [moved.already for moved in done] == [size(manifest, 0, 2), size(manifest, 4, 7), size(manifest, 10, 11)]
+
+
+def test_layers_here_do_not_push_each_other_out(home: Home, send: Send, manifest: Manifest) -> None:
+    home.here.limit = size(manifest, 0, 2) - 1
+    (done,) = send((None, 0, 2))
+    assert isinstance(done.error, StoreFull)
+    assert home.here.complete(manifest.pieces[:2])
 
 
 def through(home: Home, name: str, relay: Relay) -> Worker:

@@ -13,15 +13,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from edgellm.errors import (
-    SAME_VERSION,
-    EdgeError,
-    IdentityClash,
-    NotPaired,
-    NotPermitted,
-    ProtocolError,
-    VerifierUnreachable,
-)
+from edgellm.errors import EdgeError, IdentityClash, NotPaired, NotPermitted, ProtocolError, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel
 from edgellm.rpc.discovery.interfaces import NetworkCard, PortState, call_with_retry, own_cards, own_hosts, probe_port
@@ -156,8 +148,6 @@ def _verified_peer(
     """Return the server as a paired device, proved by its fingerprint and a signature with its key. The signature
     covers this device's ID as the server has seen it in TLS: a paired device that relays the request to another one, to
     impersonate it, gets an answer that names the wrong client."""
-    if len(reply.device) != 32:
-        raise ProtocolError(f"A device ID has {len(reply.device)} bytes.", SAME_VERSION)
     device, own_id = DeviceID(reply.device), trust.identity.id
     if device == own_id:
         raise identity_clash(device, address.host)
