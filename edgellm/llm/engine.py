@@ -60,7 +60,6 @@ class Drafters:
         parts for early exits. `fit` compares its vocabulary with the verifier's. `prompts` as for `Context`."""
         self.model, self._spec, self._fingerprint, self._fit, self._prompts = model, spec, fingerprint, fit, prompts
         self._idle: list[tuple[DrafterKind, Drafter]] = []
-        self._in_use: list[tuple[DrafterKind, Drafter]] = []
         self._lock = threading.Lock()  # Several threads may write replies.
 
     @cached_property
@@ -77,24 +76,21 @@ class Drafters:
             if found is not None:
                 self._idle.remove(found)
             else:
-                while self._idle:
-                    self._idle.pop()[1].close()
+                self._close_idle()
                 found = kind, self._open(kind)
-            self._in_use.append(found)
         try:
             yield found[1]
         finally:
             with self._lock:
-                if found in self._in_use:
-                    self._in_use.remove(found)
-                    self._idle.insert(0, found)
+                self._idle.insert(0, found)
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop()[1].close()
 
     def close(self) -> None:
-        """Close all drafters, also those that were not given back."""
-        for _, drafter in (*self._in_use, *self._idle):
-            drafter.close()
-        self._in_use.clear()
-        self._idle.clear()
+        """Close all drafters, which replies have given back by then."""
+        self._close_idle()
         if "exits" in vars(self):
             self.exits.close()
 

@@ -181,7 +181,6 @@ class PairStats:
         self._draft, self._verifier, self._history = draft, verifier, history
         self._learned: dict[tuple[object, ...], tuple[BudgetController, ConfidenceAcceptance]]
         self._learned = defaultdict(lambda: (BudgetController(), ConfidenceAcceptance()))
-        self._hashes: tuple[str, str] | None = None
         self.known_profile = None if given is None else read_profile(given, *self.hashes())
         """The pair's profile, if it was given, found or made."""
         self._searched = False
@@ -194,15 +193,13 @@ class PairStats:
     def hashes(self) -> tuple[str, str]:
         """Return the hashes of both models' files, the draft model's first; the files are read if need be. Raises
         ProfileUnusable: the verifier does not say which model it is."""
-        if self._hashes is None:
-            verifier = self._verifier.compute() if isinstance(self._verifier, FileHash) else self._verifier()
-            if not verifier:
-                raise ProfileUnusable(
-                    "The verifier does not report its model's hash, so no profile can be bound to it.",
-                    "Use a gate that needs no profile: always, never, random.",
-                )
-            self._hashes = self._draft.compute(), verifier
-        return self._hashes
+        verifier = self._verifier.compute() if isinstance(self._verifier, FileHash) else self._verifier()
+        if not verifier:
+            raise ProfileUnusable(
+                "The verifier does not report its model's hash, so no profile can be bound to it.",
+                "Use a gate that needs no profile: always, never, random.",
+            )
+        return self._draft.compute(), verifier
 
     def profile(self, needed: bool) -> Profile | None:
         """Return the pair's profile, if any. Not `needed`: None also where the search would take long. Raises

@@ -124,7 +124,6 @@ class FirstReplies:
             path = stats.use(made)
         except OSError as error:
             return Notice(f"The pair's profile cannot be saved ({error}). It will be made again next time.")
-        recorder.remove()
         return Notice(f"The pair has a profile now ({path}). The budget is kept from the next reply on.")
 
 
