@@ -47,6 +47,7 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+@lru_cache(maxsize=4)
 def compile_template(source: str) -> Renderer:
     """Return the function that renders conversations, with the functions of Hugging Face's `apply_chat_template` and
     today's date, in place of which some templates would write that of their making. Raises Jinja's errors; the function
@@ -109,22 +110,25 @@ def _tojson(
     return json.dumps(given, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def functions(_report: Report) -> Functions:
-    """Lower this process's limits and return what can be called: `render` with a source and a conversation, as a
-    `Renderer` takes it, in JSON, which returns the text; and `arguments` with a source, which returns their names.
+def _render(asked: bytes) -> bytes:
+    source, conversation = json.loads(asked)
+    return compile_template(source)(conversation).encode("utf-8", "surrogatepass")
 
-    All raise ModelUnsupported with a sentence on what Jinja or the template raises.
-    """
+
+ANSWERS: Mapping[str, Callable[[bytes], object]] = {
+    "render": _render, "arguments": lambda source: arguments(source.decode("utf-8", "surrogatepass")),
+}  # fmt: skip
+"""The text of a source and a conversation, as a `Renderer` takes it, in JSON; and the names of a source's arguments."""
+
+
+def functions(_report: Report) -> Functions:
+    """Lower this process's limits and return `ANSWERS`. They raise ModelUnsupported, with a sentence on what Jinja or
+    the template raises."""
     with suppress(UndefinedError):
         compile_template(_EVERYTHING)({})
     idle_size = address_space()
     for name in ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC"):
         limit(name, 0)
-    compiled = lru_cache(maxsize=1)(compile_template)
-
-    def render(asked: bytes) -> bytes:
-        source, conversation = json.loads(asked)
-        return compiled(source)(conversation).encode("utf-8", "surrogatepass")
 
     def limited(function: Callable[[bytes], object]) -> Callable[[memoryview], object]:
         def limited_function(data: memoryview) -> object:
@@ -140,7 +144,4 @@ def functions(_report: Report) -> Functions:
 
         return limited_function
 
-    return {
-        "render": limited(render),
-        "arguments": limited(lambda source: arguments(source.decode("utf-8", "surrogatepass"))),
-    }
+    return {name: limited(function) for name, function in ANSWERS.items()}

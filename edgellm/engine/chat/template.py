@@ -24,16 +24,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
-from edgellm.isolation.child import Answer, Child, ChildFailed, ChildKind, Limits
-from edgellm.isolation.template_sandbox import (
-    MEMORY,
-    MEMORY_PER_BYTE,
-    SECONDS,
-    Renderer,
-    arguments,
-    compile_template,
-    describe,
-)
+from edgellm.isolation.child import Child, ChildFailed, ChildKind, Limits
+from edgellm.isolation.template_sandbox import ANSWERS, MEMORY, MEMORY_PER_BYTE, SECONDS, describe
 
 KNOWN = frozenset({"6b336c08d92c5d40ca5f840ba10c40952a20d3b9c58bf8de920ed04fd703cc9b"})
 """SHA-256 of harmless templates: the bundled pair's."""
@@ -75,29 +67,44 @@ class TemplateRenderer:
         or takes more than its limits; InvalidOption: an argument cannot be written as JSON; EngineFailed: the child
         process could not be started, or was ended from outside."""
         conversation = {**arguments, "messages": messages, "bos_token": bos, "eos_token": eos}
-        return self._do(lambda: self._compiled(conversation), lambda: self._rendered(conversation))
+        try:
+            asked = json.dumps((self.source, conversation)).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidOption(
+                f"An argument of the chat template cannot be written as JSON: {error}.", "Give plain values."
+            ) from None
+        try:
+            return str(self._ask("render", asked), "utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise self._refused(str(error)) from None
 
     @cached_property
     def arguments(self) -> Sequence[str]:
         """The names of the arguments that the template reads, sorted."""
-        return self._do(lambda: arguments(self.source), self._named)
+        names = self._ask("arguments", self.source.encode("utf-8", "surrogatepass"))
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self._refused("its arguments are unknown")  # nothing is taken for granted about the child
+        return names
 
-    def _do(self, here: Callable[[], T], there: Callable[[], T]) -> T:
-        """Return the result of `here` for a known template, else that of `there`, which asks the child."""
+    def _ask(self, name: str, data: bytes) -> Any:
+        """Return an answer to the bytes of a question: this process's for a known template, else the child's."""
         if self._is_known:
             try:
-                return here()
+                return ANSWERS[name](data)
             except Exception as error:  # noqa: BLE001  as in the child
                 raise self._refused(describe(error), TemplateRaised) from None
         if len(self.source) > MOST_SOURCE:
             raise self._refused(f"it has {len(self.source)} characters; at most {MOST_SOURCE} are allowed")
+        size = len(data)
+        limits = Limits(_ANSWER + _ANSWER_PER_BYTE * size, SECONDS, MEMORY + MEMORY_PER_BYTE * size)
         try:
             with self._lock:
-                return there()
+                answer = self._child.call(name, limits, data)
         except ChildFailed as error:
             raise self._refused(str(error)) from None
         except ModelUnsupported as error:
             raise self._refused(error.what, TemplateRaised) from None
+        return answer.value if name == "arguments" else answer.data
 
     def close(self) -> None:
         """End the child process."""
@@ -110,42 +117,11 @@ class TemplateRenderer:
         kept = {name: value for name in _KEPT if (value := os.environ.get(name)) is not None}
         return Child(KIND, environment=kept)
 
-    @cached_property
-    def _compiled(self) -> Renderer:
-        return compile_template(self.source)
-
-    def _rendered(self, conversation: Mapping[str, object]) -> str:
-        try:
-            asked = json.dumps((self.source, conversation)).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidOption(
-                f"An argument of the chat template cannot be written as JSON: {error}.", "Give plain values."
-            ) from None
-        try:
-            return str(self._ask("render", asked).data, "utf-8", "surrogatepass")
-        except UnicodeDecodeError as error:
-            raise ChildFailed(str(error)) from None
-
-    def _named(self) -> list[str]:
-        """Return the names of the arguments; nothing is taken for granted about the child's answer."""
-        names = self._ask("arguments", self.source.encode("utf-8", "surrogatepass")).value
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ChildFailed("its arguments are unknown")
-        return names
-
-    def _ask(self, name: str, data: bytes) -> Answer:
-        return self._child.call(name, _limits(len(data)), data)
-
     def _refused(self, why: str, kind: type[ModelUnsupported] = ModelUnsupported) -> ModelUnsupported:
         return kind(
             f"The chat template of {self.model} fails: {why}.",
             "Change the conversation (roles may have to alternate), or use another model.",
         )
-
-
-def _limits(size: int) -> Limits:
-    """Return the limits of a call with so many bytes."""
-    return Limits(_ANSWER + _ANSWER_PER_BYTE * size, SECONDS, MEMORY + MEMORY_PER_BYTE * size)
 
 
 ROLES = ("system", "user", "assistant", "tool")
