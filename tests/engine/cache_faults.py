@@ -19,7 +19,7 @@ from edgellm.engine.trial.self_test import ROLLBACK, ROWS, SEQUENCES
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`put` has the fault while its block runs; `found` is the trial of `self_test.TRIALS` that must fail then, with
+    """`put` has the fault while its block runs; `found` is the trial of `self_test` that must fail then, with
     each of `architectures`."""
 
     put: Callable[[], AbstractContextManager[object]]

@@ -18,7 +18,7 @@ import string
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def amx_failure() -> str:
             verdict = try_in_child(Probe(model), EDGELLM_AMX="on")
         except EdgeError:  # the child was ended from outside, or memory is short
             return "it could not be tested"
-        _write_verdict(kept, verdict)
+        write_cached(kept, asdict(verdict))
     return f"it ends the process with {verdict.fatal}" if verdict.fatal else ""
 
 
@@ -140,7 +140,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """The outcome of a trial: the cause of the child's end, "" if it survived; and which of `self_test.TRIALS` fail."""
+    """The outcome of a trial: the cause of the child's end, "" if it survived; and which trials of `self_test` fail."""
 
     fatal: str = ""
     faults: tuple[str, ...] = ()
@@ -166,13 +166,13 @@ def find_faults(probe: Probe, progress: Callable[[float], None] | None = None) -
     if verdict.fatal and (speculator := probe.speculator):
         without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
         verdict = replace(without, faults=(*without.faults, speculator))
-    _write_verdict(_kept(probe), verdict)
+    write_cached(_kept(probe), asdict(verdict))
     return _survived(probe, verdict)
 
 
 def keep_faults(probe: Probe, faults: Sequence[str]) -> None:
     """Save the outcome of a trial that was made elsewhere."""
-    _write_verdict(_kept(probe), TrialOutcome("", tuple(faults)))
+    write_cached(_kept(probe), asdict(TrialOutcome("", tuple(faults))))
 
 
 def _is_tried(probe: Probe) -> bool:
@@ -228,10 +228,6 @@ def _texts(found: object) -> tuple[str, ...]:
 
 def _read_verdict(kept: Path) -> TrialOutcome | None:
     return read_cached(kept, partial(from_json, TrialOutcome))
-
-
-def _write_verdict(kept: Path, verdict: TrialOutcome) -> None:
-    write_cached(kept, {"fatal": verdict.fatal, "faults": verdict.faults})
 
 
 PROVEN_COMMITS = ("0c1e570", "86a2835")

@@ -20,16 +20,15 @@ from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import ContextSpec, LoadSpec, Model
-from edgellm.engine.trial.probe import AGAIN, EAGLE3, MTP
+from edgellm.engine.trial.probe import AGAIN
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EdgeError, EngineFailed
 from edgellm.isolation.serving import Functions, Report
 from edgellm.system import be_killed_first, limit
 
 ROLLBACK, SEQUENCES, ROWS = "rollback", "sequences", "rows"
-TRIALS = (ROLLBACK, SEQUENCES, ROWS, MTP, EAGLE3)
 """Trials of logits: after a rollback; of several sequences in a batch, also branches; of several rows of a sequence in
-a batch; by an MTP layer, or an EAGLE-3 head, after a rejected draft."""
+a batch. Another is of the model's speculator, after a rejected draft."""
 _Part: TypeAlias = Callable[[Model, Ids], bool]
 _SECONDS = 60  # processor time of all threads, and so much for each gigabyte
 _MEMORY = 2**32  # bytes beside twice the file, which llama.cpp may lay out anew
@@ -42,10 +41,8 @@ _EXACT = 2e-3  # share of the largest logit for a model in float32, where tables
 
 
 def self_test(model: Model, seed: int = 0) -> list[str]:
-    """Return which of `TRIALS` leave a model's cache in a state that differs from a fresh context's; in order.
-
-    `seed` chooses the tokens.
-    """
+    """Return which trials leave a model's cache in a state that differs from a fresh context's. `seed` chooses the
+    tokens."""
     ids = np.random.default_rng(seed).integers(0, model.n_vocab, 3 * _TEXT).astype(np.int32)
     trials: dict[str, tuple[_Part, ...]] = {
         ROLLBACK: (_after_a_batch, _after_single_tokens, _behind_the_window, _beside_others),
@@ -53,8 +50,7 @@ def self_test(model: Model, seed: int = 0) -> list[str]:
         ROWS: (_in_one_batch,),
         **({} if model.speculator is None else {model.speculator.kind: (_speculated,)}),
     }
-    failed = {name for name, parts in trials.items() if not all(_passes(part, model, ids) for part in parts)}
-    return [name for name in TRIALS if name in failed]
+    return [name for name, parts in trials.items() if not all(_passes(part, model, ids) for part in parts)]
 
 
 def _passes(part: _Part, model: Model, ids: Ids) -> bool:
