@@ -10,7 +10,7 @@ from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
 from edgellm.storage import ALIASES, catalog
 from edgellm.storage.catalog import CatalogModel
 from edgellm.storage.model_files import HubName, hub_name, parse_hub_name
-from edgellm.storage.quants import QuantChoice, choose, is_model, labels, quant_of, variants
+from edgellm.storage.quants import choose, is_model, labels, quant_of, variants
 from tests.storage.listings import DRAFTERS, GPT_OSS, PHI_3, QWEN_7B, QWEN_27B, QWEN_FLASH
 
 GIB = 2**30
@@ -18,10 +18,6 @@ FILES = dict.fromkeys(
     ["tiny-q2_k.gguf", "tiny-q4_k_m.gguf", "tiny-Q8_0.gguf", "tiny-f16.gguf", "mmproj-f16.gguf", "README.md"], 0
 )
 PARTS = dict.fromkeys([f"Q8_0/big-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)], 0)
-
-
-def chosen(files: dict[str, int], wanted: str | None = None, memory: int | None = None) -> QuantChoice:
-    return choose("a/b", files, wanted, memory)
 
 
 @pytest.mark.parametrize(
@@ -84,33 +80,46 @@ def test_every_part_belongs_to_one_model_at_most(parts: list[tuple[str, int, int
 UD = "UD-Q4_K_XL/Qwen3.8-Flash-Next-UD-Q4_K_XL-0000{}-of-00004.gguf"
 
 
+FITS = "the largest that fits; "
+
+
 @pytest.mark.parametrize(
-    ("files", "wanted", "first", "count", "reason"),
+    ("files", "wanted", "memory", "first", "count", "reason", "warning"),
     [
-        (QWEN_7B, None, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "the default"),
-        (QWEN_7B, "q4_k_m", "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "asked for"),
-        (QWEN_7B, "fp16", "qwen2.5-7b-instruct-fp16-00001-of-00004.gguf", 4, "asked for"),
-        (QWEN_7B, "q3_k_m", "qwen2.5-7b-instruct-q3_k_m.gguf", 1, "asked for"),
-        (QWEN_7B, "q4", "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "the first of 2 that match"),
-        (PHI_3, None, "Phi-3-mini-4k-instruct-q4.gguf", 1, "there is no Q4_K_M; this is the closest"),
-        (PHI_3, "fp16", "Phi-3-mini-4k-instruct-fp16.gguf", 1, "asked for"),
-        (PHI_3, "F16", "Phi-3-mini-4k-instruct-fp16.gguf", 1, "asked for"),
-        (QWEN_27B, None, "Qwen3.8-27B-UD-Q4_K_M.gguf", 1, "the default"),
-        (QWEN_27B, "Q4_0", "Qwen3.8-27B-Q4_0.gguf", 1, "asked for"),
-        (QWEN_27B, "q4_k_xl", "Qwen3.8-27B-UD-Q4_K_XL.gguf", 1, "asked for"),
-        (QWEN_27B, "BF16", "BF16/Qwen3.8-27B-BF16-00001-of-00002.gguf", 2, "asked for"),
-        (QWEN_FLASH, None, UD.format(1), 4, "the only model there"),
-        (QWEN_FLASH, "q4_k_xl", UD.format(1), 4, "asked for"),
-        (GPT_OSS, None, "gpt-oss-120b-mxfp4-00001-of-00003.gguf", 3, "the only model there"),
-        (GPT_OSS, "MXFP4", "gpt-oss-120b-mxfp4-00001-of-00003.gguf", 3, "asked for"),
-        (DRAFTERS, None, "gemma-4-12b-it-Q8_0.gguf", 1, "the only model there"),
+        (QWEN_7B, None, None, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "the default", ""),
+        (QWEN_7B, "q4_k_m", None, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "asked for", ""),
+        (QWEN_7B, "fp16", None, "qwen2.5-7b-instruct-fp16-00001-of-00004.gguf", 4, "asked for", ""),
+        (QWEN_7B, "q3_k_m", None, "qwen2.5-7b-instruct-q3_k_m.gguf", 1, "asked for", ""),
+        (QWEN_7B, "q4", None, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "the first of 2 that match", ""),
+        (PHI_3, None, None, "Phi-3-mini-4k-instruct-q4.gguf", 1, "there is no Q4_K_M; this is the closest", ""),
+        (PHI_3, "fp16", None, "Phi-3-mini-4k-instruct-fp16.gguf", 1, "asked for", ""),
+        (PHI_3, "F16", None, "Phi-3-mini-4k-instruct-fp16.gguf", 1, "asked for", ""),
+        (QWEN_27B, None, None, "Qwen3.8-27B-UD-Q4_K_M.gguf", 1, "the default", ""),
+        (QWEN_27B, "Q4_0", None, "Qwen3.8-27B-Q4_0.gguf", 1, "asked for", ""),
+        (QWEN_27B, "q4_k_xl", None, "Qwen3.8-27B-UD-Q4_K_XL.gguf", 1, "asked for", ""),
+        (QWEN_27B, "BF16", None, "BF16/Qwen3.8-27B-BF16-00001-of-00002.gguf", 2, "asked for", ""),
+        (QWEN_FLASH, None, None, UD.format(1), 4, "the only model there", ""),
+        (QWEN_FLASH, "q4_k_xl", None, UD.format(1), 4, "asked for", ""),
+        (GPT_OSS, None, None, "gpt-oss-120b-mxfp4-00001-of-00003.gguf", 3, "the only model there", ""),
+        (GPT_OSS, "MXFP4", None, "gpt-oss-120b-mxfp4-00001-of-00003.gguf", 3, "asked for", ""),
+        (DRAFTERS, None, None, "gemma-4-12b-it-Q8_0.gguf", 1, "the only model there", ""),
+        (QWEN_27B, None, 16, "Qwen3.8-27B-UD-IQ3_S.gguf", 1, FITS + r"UD-Q4_K_M: 16\.5 GB .* memory of 17\.2 GB", ""),
+        (QWEN_27B, None, 8, "Qwen3.8-27B-UD-IQ1_S.gguf", 1, FITS + r"UD-Q4_K_M: 16\.5 GB .* memory of 8\.6 GB", ""),
+        (QWEN_7B, None, 5.8, "qwen2.5-7b-instruct-q4_0-00001-of-00002.gguf", 2, FITS + r"Q4_K_M: 4\.7 GB", ""),
+        (QWEN_FLASH, None, 64, UD.format(1), 4, "the only model there", "111.3 GB of weights are more than three"),
+        (QWEN_27B, "Q8_0", 16, "Qwen3.8-27B-Q8_0.gguf", 1, "asked for", "29.0 GB of weights are more than"),
+        (QWEN_27B, "Q8_0", 64, "Qwen3.8-27B-Q8_0.gguf", 1, "asked for", ""),
     ],
 )  # fmt: skip
 def test_the_right_model_of_a_real_repository(
-    files: dict[str, int], wanted: str | None, first: str, count: int, reason: str
+    files: dict[str, int], wanted: str | None, memory: float | None, first: str, count: int, reason: str, warning: str
 ) -> None:
-    choice = chosen(files, wanted)
-    assert (choice.files[0], len(choice.files), choice.reason) == (first, count, reason)
+    """A default that cannot fit into so many GiB falls to the largest that fits; else there is a warning."""
+    choice = choose("a/b", files, wanted, None if memory is None else int(memory * GIB))
+    assert (choice.files[0], len(choice.files)) == (first, count)
+    assert re.match(reason, choice.reason)
+    assert choice.warning.startswith(warning)
+    assert bool(choice.warning) == bool(warning)
 
 
 @pytest.mark.parametrize(
@@ -137,27 +146,6 @@ def test_a_drafter_or_adapter_is_a_model_where_there_is_no_other(word: str) -> N
     assert labels(variants({drafter: 0})) == ["Q4_K_M"]
     assert choose("a/b", {drafter: 0, same: 0}, "Q4_K_M").files == (same,)
     assert choose("a/b", {"eagle3-Foo-Q4_K_M.gguf": 0, same: 0}, None).files == (same,)
-
-
-@pytest.mark.parametrize(
-    ("files", "wanted", "memory", "first", "why", "warning"),
-    [
-        (QWEN_27B, None, 16 * GIB, "Qwen3.8-27B-UD-IQ3_S.gguf", r"UD-Q4_K_M: 16\.5 GB .* memory of 17\.2 GB", ""),
-        (QWEN_27B, None, 8 * GIB, "Qwen3.8-27B-UD-IQ1_S.gguf", r"UD-Q4_K_M: 16\.5 GB .* memory of 8\.6 GB", ""),
-        (QWEN_7B, None, int(5.8 * GIB), "qwen2.5-7b-instruct-q4_0-00001-of-00002.gguf", r"Q4_K_M: 4\.7 GB", ""),
-        (QWEN_FLASH, None, 64 * GIB, UD.format(1), "", "111.3 GB of weights are more than three quarters of this"),
-        (QWEN_27B, "Q8_0", 16 * GIB, "Qwen3.8-27B-Q8_0.gguf", "", "29.0 GB of weights are more than"),
-        (QWEN_27B, "Q8_0", 64 * GIB, "Qwen3.8-27B-Q8_0.gguf", "", ""),
-    ],
-)
-def test_a_default_that_cannot_fit_falls_to_the_largest_that_fits_and_else_there_is_a_warning(
-    files: dict[str, int], wanted: str | None, memory: int, first: str, why: str, warning: str
-) -> None:
-    choice = chosen(files, wanted, memory)
-    assert choice.files[0] == first
-    assert re.match(f"the largest that fits; {why}" if why else "", choice.reason)
-    assert choice.warning.startswith(warning)
-    assert bool(choice.warning) == bool(warning)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
