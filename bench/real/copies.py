@@ -3,7 +3,8 @@ copies bring, without the noise of decodes.
 
 ASKED is Spec-Bench's file of questions, or a part of it. A reply's tokens are the model's own, so drafts are right
 where they agree with it; lookups take the time that they take. With *a process each*, as `edgellm chat QUESTION` is,
-the policy knows nothing of earlier replies, and the history only their texts. Columns: the speed over plain decoding,
+the policy knows nothing of earlier replies, and the history only their texts. *Another's reply* follows each prompt
+where hardly a copy is right. Columns: the speed over plain decoding,
 the geometric mean of all replies, and that of the slowest category.
 """
 
@@ -92,9 +93,17 @@ def measure(
                 replies.append((one.category, model.chat_prompt(messages).tolist(), reply))
         llm.wait_until_measured()
         curves = {"as measured": llm.curve(), "rows are cheap": CostCurve((1, 64), (0.01, 0.073))}
+        others = [
+            (category, prompt, reply)
+            for (category, prompt, _), (_, _, reply) in zip(replies, replies[per:] + replies[:per], strict=True)
+        ]
+        ways = {
+            f"{what}{', a process each' * alone}": (replies, alone, names)
+            for what, names in SOURCES.items() for alone in (False, True)
+        } | {"another's reply, a process each": (others, True, SOURCES["context"])}  # fmt: skip
         yield {
             "ways": {
-                f"{cost}, {what}{', a process each' * alone}": replayed(replies, model, curve, alone, names)
-                for cost, curve in curves.items() for what, names in SOURCES.items() for alone in (False, True)
+                f"{cost}, {way}": replayed(some, model, curve, alone, names)
+                for cost, curve in curves.items() for way, (some, alone, names) in ways.items()
             }
         }  # fmt: skip

@@ -88,14 +88,12 @@ def test_what_a_benchmark_does_not_use_is_kept_from_it() -> None:
 
 
 def test_settings_of_every_kind_are_read() -> None:
-    measure = benchmarks()["cli/never_slower"].load().measure
-    made = parser(measure, {"shapes": ["tiny"]})
+    measure = benchmarks()["coordgen/acceptance"].load().measure
+    made = parser(measure, {"models": ["draft"]})
     assert isinstance(made, argparse.ArgumentParser)
-    found = settings(measure, made.parse_args(["--doors", "here", "link", "--threads", "1", "--seconds", "0.5"]))
-    assert (found["shapes"], found["doors"], found["threads"], found["seconds"]) == (
-        ["tiny"], ["here", "link"], [1], 0.5,
-    )  # fmt: skip
+    found = settings(measure, made.parse_args(["--models", "draft", "verifier", "--cases", "3"]))
+    assert (found["models"], found["cases"]) == (["draft", "verifier"], 3)
     with pytest.raises(SystemExit):
-        made.parse_args(["--doors", "window"])
+        made.parse_args(["--models", "window"])
     answer = parser(benchmarks()["mesh/kill_worker"].load().measure, {}).parse_args(["--moves"])
     assert answer.moves
