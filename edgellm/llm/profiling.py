@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,12 +54,8 @@ def profile_pair(
     layers = draft.header.attention_layers if options.layers is None else options.layers
     terms = ProfileTerms(*known.hashes(), gamma, layers if measurable else ())
     searches = options.layers is None and measurable
-    done = RunRecorder(
-        known.file(".progress.json"),
-        {**asdict(terms), "layers": list(terms.layers), "most": most, "lookup": options.context_lookup,
-         "searches": searches, "version": VERSION,
-         "prompts": hashlib.sha256(repr([prompt.tolist() for prompt in prompts]).encode()).hexdigest()},
-    )  # fmt: skip
+    asked = repr((terms, options, VERSION, [prompt.tolist() for prompt in prompts]))
+    done = RunRecorder(known.file(".progress.json"), hashlib.sha256(asked.encode()).hexdigest())
     try:
         with drafters.taken(DrafterKind(terms.layers)) as drafter:
             limits = GenerationLimits(most, engine.context, gamma)
@@ -232,9 +228,9 @@ class PairProfiler:
 class RunRecorder:
     """Observed replies, kept in a file until they make a profile: figures, and no words of prompts or replies."""
 
-    def __init__(self, path: Path | None, terms: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: Path | None, terms: str = "") -> None:
         """Go on with the file at `path`, None: keep them only in memory. Runs under other `terms` are ignored."""
-        self._path, self._terms = path, dict(terms or {})
+        self._path, self._terms = path, terms
         self.runs = (path and read_cached(path, self._runs)) or []
         self.saved = bool(self.runs)
         """The file has all runs."""

@@ -39,11 +39,15 @@ _MAX_DEPTH = 100  # nested objects and lists in arguments: clients' readers take
 
 def made(name: str, arguments: Mapping[str, Any]) -> ToolCall | None:
     """Return a call with arguments in valid JSON; None where these are nested too deep."""
-    try:
-        deep = _depth(arguments) > _MAX_DEPTH
-        return None if deep else ToolCall(valid_text(name), write_json(arguments), f"call_{secrets.token_hex(12)}")
-    except RecursionError:
+    if _is_deeper(arguments, _MAX_DEPTH):
         return None
+    return ToolCall(valid_text(name), write_json(arguments), f"call_{secrets.token_hex(12)}")
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    """Return whether values are nested in more than `most` levels."""
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return most < 1 or any(_is_deeper(one, most - 1) for one in inside)
 
 
 CLOSED = re.compile(
@@ -103,11 +107,6 @@ def _call(found: Mapping[str, Any]) -> ToolCall | None:
         value = literal(arguments.strip())
         arguments = value if isinstance(value, dict) else {"arguments": arguments}
     return made(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
-
-
-def _depth(value: object) -> int:
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inside), default=0)
 
 
 tagged = behind(r".*?<tool_call>")

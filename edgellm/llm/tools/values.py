@@ -15,7 +15,7 @@ from urllib.parse import unquote
 Tool: TypeAlias = Mapping[str, Any]
 """A function as OpenAI's API describes it: `{"type": "function", "function": {"name", "description", ...}}`."""
 
-_MOST_PARTS = 500  # most schemas for one value: references may multiply without end
+_MOST_PARTS = 200  # most schemas for one value: references may multiply, or follow each other, without end
 _KINDS: Mapping[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object", list: "array",
 }  # fmt: skip
@@ -82,10 +82,7 @@ class Schema:
                 and all(any(map(allowed, some)) for some in either)
             )
 
-        try:
-            return allowed(self._given)
-        except RecursionError:
-            return True
+        return allowed(self._given)
 
     def _any_of(self, found: list[object]) -> Schema:
         return Schema(found[0] if len(found) == 1 else {"anyOf": found}, self._root)

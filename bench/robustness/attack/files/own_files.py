@@ -73,7 +73,7 @@ def sound_home(home: Path) -> None:
     draft, verifier = MODELS / "draft.gguf", MODELS / "verifier.gguf"
     profile = profile_path(fingerprint(draft), fingerprint(verifier))
     write_state(profile, (MODELS / "profile.json").read_bytes())
-    write_state(profile.with_name("pair.first.json"), json.dumps([{}, _FIRST]))
+    write_state(profile.with_name("pair.first.json"), json.dumps(["", _FIRST]))
     api_key()
     web_certificate(http_folder(), ["desk.local"])
     first = LayerRange(0, 1)
