@@ -123,9 +123,8 @@ class Home:
 
     def write(self, schedule: Schedule, prompt: Sequence[Message], drafts: str) -> Written:
         """Write one reply."""
-        options = MeshOptions(schedule.split, peers=self._peers, sessions=1)
-        hardware = Hardware(n_batch=CHUNK, n_ctx=CONTEXT)
-        with open_mesh(self._file, options, EngineConfig(None, hardware=hardware, history=False)) as opened:
+        config = EngineConfig(None, hardware=Hardware(n_batch=CHUNK, n_ctx=CONTEXT), history=False)
+        with open_mesh(self._file, schedule.split, MeshOptions(self._peers), config) as opened:
             mesh, times, tokens = opened.verifier.mesh, list[float](), list[int]()
             move = partial(mesh.move, [read_split(one) for one in schedule.following])
             read = len(opened.pair.prompts.ids(prompt))

@@ -104,7 +104,7 @@ def over_two_devices(verifier: str, hardware: Hardware, n_ctx: int) -> Iterator[
             *addresses, half=layers // 2, next=layers // 2 + 1, layers=layers
         )
         config = EngineConfig("none", hardware=replace(hardware, n_ctx=n_ctx), history=False)
-        yield running.enter_context(open_mesh(file, MeshOptions(split, sessions=4), config)).pair
+        yield running.enter_context(open_mesh(file, split, MeshOptions(sessions=4), config)).pair
 
 
 WAYS = (

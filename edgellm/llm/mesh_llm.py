@@ -19,7 +19,7 @@ from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import LEAST_CONTEXT, check_context, trained_positions
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ModelUnsupported
-from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
+from edgellm.layer_range import HERE, LayerRange, StageShare, read_split
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
 from edgellm.llm.model_loading import EngineConfig, OpenedVerifier
@@ -212,14 +212,12 @@ def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, W
 
 @dataclass(frozen=True, slots=True)
 class MeshOptions:
-    """The settings of a mesh. The layers follow `split`, or else the placement `placed` (`edgellm.llm.mesh_llm`).
+    """The settings of a mesh.
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `half`: rows are
     sent as 16-bit floats. `text`: the model's tokeniser, if it is open.
     """
 
-    split: str | None = None
-    placed: Placement | None = None
     peers: tuple[str, ...] = ()
     sessions: int = 1
     half: bool = False
@@ -261,27 +259,30 @@ class OpenedMesh:
 
 def open_mesh(
     file: ModelFile,
-    options: MeshOptions,
+    layers: str | Placement,
+    options: MeshOptions = MeshOptions(),
     config: EngineConfig = EngineConfig(draft=None),
     notify: Callable[[str], None] | None = None,
 ) -> OpenedMesh:
-    """Load each device's layers of the model in `file`, and open the pair meanwhile. This device's own layers and the
-    draft model, by default none, are loaded and computed as `config` says. Raises ModelUnsupported, ModelCorrupt: the
-    model cannot be split; InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model;
-    NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used."""
+    """Load each device's layers of the model in `file`, by a split or as they are placed, and open the pair meanwhile.
+    This device's own layers and the draft model, by default none, are loaded and computed as `config` says. Raises
+    ModelUnsupported, ModelCorrupt: the model cannot be split; InvalidOption, PlanImpossible: an invalid split, or
+    devices that cannot hold the model; NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot
+    be used."""
     began = perf_counter()
     hardware = config.hardware
     whole, header, model = WholeModel(file), file.header, model_costs(file)
     positions = positions_of(file, hardware.n_ctx)
     overhead = overhead_of(header, positions, options.sessions, hardware.cache_type)
-    placed, shares = options.placed, _shares(options)
+    placed, shares = (None, read_split(layers)) if isinstance(layers, str) else (layers, layers.shares)
     phases = None if placed is None else placed.phases
     following = () if phases is None or not phases.following else (phases.following,)
     placements = [shares, *following, () if phases is None else phases.rest]
     for placement in placements:
         check_stages(file, [share.layers for share in placement])
     unit = ComputeUnit.choose(hardware)
-    devices = _devices(options, [share.name for placement in placements for share in placement], whole, unit)
+    names = [share.name for placement in placements for share in placement]
+    devices = _devices(placed, options.peers, names, whole, unit)
     if placed is not None:
         tokens, reason = choose_part(placed.home, placed.home.cut(shares))
     else:
@@ -317,14 +318,15 @@ def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead
     return Counter({name: int(size / len(names)) for name in names})
 
 
-def _devices(options: MeshOptions, names: Sequence[str], whole: WholeModel, unit: ComputeUnit) -> list[MeshDevice]:
+def _devices(
+    placed: Placement | None, peers: Sequence[str], names: Sequence[str], whole: WholeModel, unit: ComputeUnit
+) -> list[MeshDevice]:
     """Return the named devices, further `peers` and this device: a spare may replace a lost device. Devices that were
     not asked for their layers to place them are asked now."""
-    placed = options.placed
     known = {} if placed is None else {device.name: device for device in placed.home.devices}
     workers = None if placed is None else placed.workers
     here = LocalDevice(whole, unit, known.get(HERE) or Device.unmeasured(HERE))
-    if workers is None and not options.peers and set(names) == {HERE}:  # gRPC imports slowly.
+    if workers is None and not peers and set(names) == {HERE}:  # gRPC imports slowly.
         found: list[MeshDevice] = [here]
     else:
         from edgellm.services.client.stage_client import RemoteDevice, worker_endpoints
@@ -332,7 +334,7 @@ def _devices(options: MeshOptions, names: Sequence[str], whole: WholeModel, unit
         discovered = [worker for name, worker in (workers or {}).items() if name in known]
         devices: dict[str, MeshDevice] = {
             name: RemoteDevice(where, known=known.get(name), own=whole.own_pieces)
-            for name, where in worker_endpoints(names, options.peers, discovered).items()
+            for name, where in worker_endpoints(names, peers, discovered).items()
         }
         devices[HERE] = here
         found = [devices[name] for name in dict.fromkeys((*names, *devices))]
@@ -354,11 +356,3 @@ def _most_rows(devices: Sequence[MeshDevice], work: StageSpec) -> int:
     from edgellm.services.mesh_codec import most_rows
 
     return most_rows(work.n_embd)
-
-
-def _shares(options: MeshOptions) -> tuple[StageShare, ...]:
-    if options.split is not None:
-        return read_split(options.split)
-    if options.placed is None:
-        raise InvalidOption("Neither a split nor devices are given.", f"{EXAMPLE}, or describe the devices in a file.")
-    return options.placed.shares

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from edgellm.engine import ContextSpec, ModelFile
 from edgellm.engine.hardware import Hardware
-from edgellm.errors import EdgeError, InvalidOption
-from edgellm.layer_range import EXAMPLE, HERE, StageShare, read_split
+from edgellm.errors import EdgeError
+from edgellm.layer_range import HERE, StageShare, read_split
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
 from edgellm.llm.mesh_llm import MeshOptions, Workload, open_text, positions_of
@@ -32,24 +32,19 @@ if TYPE_CHECKING:
 
 def open_over_rpc(
     file: ModelFile,
-    options: MeshOptions,
-    placed: RpcPlacement | None = None,
+    layers: str | RpcPlacement,
+    options: MeshOptions = MeshOptions(),
     config: EngineConfig = EngineConfig(draft=None),
     notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> LLM:
-    """Return a pair whose verifier is the model in `file`, loaded over the devices: by the split of the `options`, or
-    as it is `placed`. This device's own layers and the draft model, by default none, are computed as `config` says.
-    `progress` as for `LLM.open`. Raises EngineFailed: this llama.cpp has no RPC backend, or cannot use the model;
-    InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model; NotPaired, NotPermitted,
-    DeviceLost, VerifierUnreachable: a named device cannot be used."""
+    """Return a pair whose verifier is the model in `file`, loaded over the devices by a split, or as it is placed. This
+    device's own layers and the draft model, by default none, are computed as `config` says. `progress` as for
+    `LLM.open`. Raises EngineFailed: this llama.cpp has no RPC backend, or cannot use the model; InvalidOption,
+    PlanImpossible: an invalid split, or devices that cannot hold the model; NotPaired, NotPermitted, DeviceLost,
+    VerifierUnreachable: a named device cannot be used."""
     require()
-    if options.split is not None:
-        shares = read_split(options.split)
-    elif placed is not None:
-        shares = placed.option.shares
-    else:
-        raise InvalidOption("Neither a split nor measured devices are given.", f"{EXAMPLE}.")
+    placed, shares = (None, read_split(layers)) if isinstance(layers, str) else (layers, layers.option.shares)
     hardware = config.hardware
     unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
     work = RpcWork(file, _context(file, options.sessions, hardware), unit)

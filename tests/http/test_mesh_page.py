@@ -42,8 +42,8 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path) -> Iterator[Op
         placed = place_described(file, read_fleet(home), Workload(256, 128))
         option = predict(placed.home, ((0, 5), (1, 7)))
         placed = replace(placed, shares=option.shares, option=option, phases=None)
-        options = MeshOptions(placed=placed, peers=(f"laptop={worker.address}",), sessions=2)
-        with open_mesh(file, options, EngineConfig(draft_path)) as mesh:
+        options = MeshOptions((f"laptop={worker.address}",), sessions=2)
+        with open_mesh(file, placed, options, EngineConfig(draft_path)) as mesh:
             yield mesh
 
 

@@ -46,9 +46,8 @@ def hybrid(architectures: Architectures) -> Path:
 
 @pytest.fixture
 def opened(peers: tuple[str, ...], hybrid: Path, architectures: Architectures) -> Iterator[LLM]:
-    options = MeshOptions("here:1,a:2-3,b:4", peers=peers, sessions=1)
     with open_over_rpc(
-        ModelFile.open(hybrid), options, None,
+        ModelFile.open(hybrid), "here:1,a:2-3,b:4", MeshOptions(peers),
         EngineConfig(architectures("qwen35", 0.12), hardware=Hardware(threads=1, n_ctx=512), history=False),
     ) as found:  # fmt: skip
         yield found
@@ -78,9 +77,10 @@ def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_
 @pytest.mark.rpc
 @pytest.mark.nightly
 def test_an_eagle3_head_is_refused(peers: tuple[str, ...], architectures: Architectures, heads: Heads) -> None:
-    options = MeshOptions("a:1-2,b:3-4", peers=peers, sessions=1)
     with pytest.raises(ModelUnsupported, match="in one process and on no mesh"):
-        open_over_rpc(ModelFile.open(architectures("qwen3")), options, None, EngineConfig(heads("qwen3")))
+        open_over_rpc(
+            ModelFile.open(architectures("qwen3")), "a:1-2,b:3-4", MeshOptions(peers), EngineConfig(heads("qwen3"))
+        )
 
 
 def test_stages_for_what_they_can_cut_and_rpc_for_the_rest(

@@ -134,8 +134,7 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
     weights = WeightCache(WholeModel(file, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(weights, ANYWHERE) as worker:
         placed = place_described(file, read_fleet(home), Workload(20, 2000))
-        options = MeshOptions(placed=placed, peers=(f"laptop={worker.address}",), sessions=1)
-        with open_mesh(file, options) as opened:
+        with open_mesh(file, placed, MeshOptions((f"laptop={worker.address}",))) as opened:
             assert opened.phases is not None
             mesh, replies, written = opened.verifier.mesh, Replies(opened), list[int]()
             first, following = placed.shares, opened.phases.following
@@ -185,8 +184,8 @@ def test_a_reply_is_the_models_own_wherever_it_is_cut(split: str, reproducible: 
             running.enter_context(WorkerServer(WeightCache(WholeModel(file, store), unit=unit), ANYWHERE)).address
             for store in (LayerStore(tmp_path / name, 10**9) for name in "ab")
         ]
-        config, options = EngineConfig("none", hardware=unit.hardware), MeshOptions(split.format(*addresses))
-        mesh = running.enter_context(open_mesh(file, options, config)).pair
+        config = EngineConfig("none", hardware=unit.hardware)
+        mesh = running.enter_context(open_mesh(file, split.format(*addresses), config=config)).pair
         alone = running.enter_context(LLM.open("none", MODEL, hardware=unit.hardware))
         asked = ReplyOptions(max_tokens=48, temperature=0.0, retrieval="off")
         for question in ("Why is the sky blue?", LONG):

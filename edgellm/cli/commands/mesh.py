@@ -174,9 +174,9 @@ def over_devices(
     from edgellm.mesh import part_of
     from edgellm.mesh.fleet_file import read_fleet
 
-    split, file = models.mesh, ModelFile.open(resolve(models.verifier))
+    split, file = models.mesh or AUTO, ModelFile.open(resolve(models.verifier))
     choice, text = engine_for(file, models.engine), open_text(file)
-    described = Path(split).expanduser() if split and split.endswith(".toml") else None
+    described = Path(split).expanduser() if split.endswith(".toml") else None
     if choice.over_rpc and (models.f16 or described is not None):
         raise InvalidOption(f"{'--f16' if models.f16 else f'--mesh {split}'} is for stages only.", "Leave it out.")
     tokens = _prompt_tokens(file, text, messages)
@@ -185,20 +185,20 @@ def over_devices(
         say(f"No prompt is known yet: {assumed}.", style="dim")
     own = hardware.of(options.VERIFIER)
     workload = Workload(tokens, max_tokens, models.objective, sessions, own, half=models.f16)
-    stages, over_rpc = None, None
+    layers: Any = split
     if described is not None:
-        split, stages = None, place_described(file, read_fleet(described), workload)
-        if stages.phases is not None and stages.phases.following:
-            say(stages.phases.sentence, style="dim")
+        layers = place_described(file, read_fleet(described), workload)
+        if layers.phases is not None and layers.phases.following:
+            say(layers.phases.sentence, style="dim")
     elif split == AUTO:
-        split, stages, over_rpc = _placed(models, file, workload, over_rpc=choice.over_rpc, explain=explain)
+        layers = _placed(models, file, workload, over_rpc=choice.over_rpc, explain=explain)
     config = EngineConfig(models.draft, hardware=own, draft_hardware=hardware.of(options.DRAFT), history=history)
-    wanted = MeshOptions(split, stages, models.peer, sessions, models.f16, text)
+    wanted = MeshOptions(models.peer, sessions, models.f16, text)
     if choice.over_rpc:
         open_over_rpc = part_of("rpc", "opening").open_over_rpc
         with ProgressBar() as loading:
-            return open_over_rpc(file, wanted, over_rpc, config, _notify, loading), None
-    opened = open_mesh(file, wanted, config, _notify)
+            return open_over_rpc(file, layers, wanted, config, _notify, loading), None
+    opened = open_mesh(file, layers, wanted, config, _notify)
     if explain:
         say(opened.reason, style="dim")
     return opened.pair, opened
@@ -219,7 +219,7 @@ def _prompt_tokens(file: ModelFile, text: Model, messages: Sequence[Message]) ->
 
 def _placed(
     models: options.PairOptions, file: ModelFile, workload: Workload, *, over_rpc: bool, explain: bool
-) -> tuple[str | None, Placement | None, RpcPlacement | None]:
+) -> str | Placement | RpcPlacement:
     """Return a split, stages or a placement over RPC on the measured devices, and print why. Without other devices
     nothing is measured, and the split is this device."""
     from edgellm.mesh import part_of
@@ -231,17 +231,17 @@ def _placed(
         print_left_out(unusable)
         say("No other device can be used, so this one holds all layers.", style="dim")
         layers = file.header.text_layers if over_rpc else model_costs(file).shape.layers
-        return f"{HERE}:1-{layers}", None, None
+        return f"{HERE}:1-{layers}"
     survey = survey_workers(file, workers, False, workload.hardware, by_stand_in=over_rpc)
     if not over_rpc:
-        return None, _stages(models.verifier, file, survey, workload, explain=explain), None
+        return _stages(models.verifier, file, survey, workload, explain=explain)
     placed: RpcPlacement = part_of("rpc", "opening").place_over_rpc(file, survey, workload)
     say(placed.advice, style="dim")
     if (better := placed.one_model_each(models.verifier)) is not None:
         _notify(better)
     if explain:
         print_left_out(placed.left_out)
-    return None, None, placed
+    return placed
 
 
 def _stages(model: str, file: ModelFile, survey: Survey, workload: Workload, *, explain: bool) -> Placement:
