@@ -248,15 +248,11 @@ class VocabTokenizer:
 
 def tokenized(vocab: int, data: bytes, special: bool) -> Ids:
     """Return what llama.cpp makes of a text in one call."""
-    capacity = len(data) + 16
-    while True:
-        ids = np.empty(capacity, dtype=np.int32)
-        n = _tokenize(vocab, data, len(data), ids.ctypes.data, capacity, False, special)
-        if n >= 0:
-            return ids[:n].copy()
-        if -n <= capacity:
-            raise EngineFailed(f"llama.cpp cannot tokenise {len(data)} bytes of text.", "Shorten the text.")
-        capacity = -n
+    ids = np.empty(2 * len(data) + 16, dtype=np.int32)  # some vocabularies put a mark of a space before each part
+    n = _tokenize(vocab, data, len(data), ids.ctypes.data, len(ids), False, special)
+    if n < 0:
+        raise EngineFailed(f"llama.cpp cannot tokenise {len(data)} bytes of text.", "Shorten the text.")
+    return ids[:n].copy()
 
 
 _stack_size = threading.Lock()

@@ -281,37 +281,24 @@ _CHANNELS = ThinkingMarkup(
 )
 _KNOWN: tuple[tuple[tuple[str, ...], ThinkingMarkup], ...] = (
     (("<|channel|>", "<|message|>"), _CHANNELS),
-    (("</think>", "</response>"), ThinkingMarkup("<think>", "</think>", ("<response>", "</response>"))),
-    (("</think{}>", ":opensource"), ThinkingMarkup("<think:opensource>", "</think:opensource>")),
-    *(((f"</{tag}>",), ThinkingMarkup(f"<{tag}>", f"</{tag}>")) for tag in ("think", "seed:think", "mm:think")),
-    (("[/THINK]",), ThinkingMarkup("[THINK]", "[/THINK]")),
-    (("<|channel>", "<channel|>"), ThinkingMarkup("<|channel>thought", "<channel|>")),
-    (("<|inner_prefix|>", "<|inner_suffix|>"), ThinkingMarkup("<|inner_prefix|>", "<|inner_suffix|>")),
-    (
-        ("<|START_THINKING|>", "<|END_THINKING|>"),
-        ThinkingMarkup(
-            "<|START_THINKING|>", "<|END_THINKING|>",
-            ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-        ),
-    ),
-    (
-        ("[BEGIN FINAL RESPONSE]",),
-        ThinkingMarkup("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)),
-    ),
-    (
-        ("<|think|>", "<|content|>", "<|begin|>"),
-        ThinkingMarkup("<|think|>", "<|end|><|begin|>assistant<|content|>", ("<|content|>",)),
-    ),
-    (
-        ("<|open|>", "<|close|>", "<|sep|>", "think"),
-        ThinkingMarkup(
-            "<|open|>think<|sep|>", "<|close|>think<|sep|>", ("<|open|>response<|sep|>", "<|close|>response<|sep|>")
-        ),
-    ),
-    (
-        ("to=self<|message|>", "<|eom|>"),
-        ThinkingMarkup("to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>", ("to=user<|message|>",)),
-    ),
+    *((signs, ThinkingMarkup(opening, closing, hidden)) for signs, opening, closing, hidden in (
+        (("</think>", "</response>"), "<think>", "</think>", ("<response>", "</response>")),
+        (("</think{}>", ":opensource"), "<think:opensource>", "</think:opensource>", ()),
+        *(((f"</{tag}>",), f"<{tag}>", f"</{tag}>", ()) for tag in ("think", "seed:think", "mm:think")),
+        (("[/THINK]",), "[THINK]", "[/THINK]", ()),
+        (("<|channel>", "<channel|>"), "<|channel>thought", "<channel|>", ()),
+        (("<|inner_prefix|>", "<|inner_suffix|>"), "<|inner_prefix|>", "<|inner_suffix|>", ()),
+        (("<|START_THINKING|>", "<|END_THINKING|>"), "<|START_THINKING|>", "<|END_THINKING|>",
+         ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")),
+        (("[BEGIN FINAL RESPONSE]",), "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]",
+         ("[END FINAL RESPONSE]",)),
+        (("<|think|>", "<|content|>", "<|begin|>"), "<|think|>", "<|end|><|begin|>assistant<|content|>",
+         ("<|content|>",)),
+        (("<|open|>", "<|close|>", "<|sep|>", "think"), "<|open|>think<|sep|>", "<|close|>think<|sep|>",
+         ("<|open|>response<|sep|>", "<|close|>response<|sep|>")),
+        (("to=self<|message|>", "<|eom|>"), "to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>",
+         ("to=user<|message|>",)),
+    )),
 )  # fmt: skip
 """Texts in a chat template, and the markup that they show; the first match counts."""
 
