@@ -222,7 +222,7 @@ def reckon(
             Model.load(file, LoadSpec(hardware, dry=True, few_outputs=few, speculates=True, eagle3=eagle3), faults=())
         )
         opened = [closing.enter_context(context) for context in contexts(model)]
-        checkpoints = sum(context.checkpoint_bytes for context in opened)
+        checkpoints = sum(checkpoint_bytes(file.header, context.n_ctx, context.n_seq) for context in opened)
         n_vocab = model.n_vocab
 
     def said(pattern: re.Pattern[str]) -> list[re.Match[str]]:

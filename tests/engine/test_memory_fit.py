@@ -12,7 +12,6 @@ import pytest
 from edgellm.engine import Block, Context, ContextSpec, Model, ModelFile, check_gguf, costs_of, cut, memory_fit, native
 from edgellm.engine.gguf.memory import PREDICTED_ROWS, output_rows
 from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
-from edgellm.engine.kv.kv_cache import checkpoint_bytes
 from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place_model, place_sessions, reckon
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported
@@ -91,7 +90,6 @@ def test_no_checkpoints_take_more_than_was_reckoned(
         taken = sum(len(one.state) for one in kept)
     assert taken <= most
     assert bool(taken) == bool(most) == (name in CHECKPOINTED)
-    assert checkpoint_bytes(file.header, 512, n_seq) == most  # by the header alone
 
 
 def fitting(file: ModelFile, sessions: int, n_ctx: int) -> int:

@@ -50,15 +50,11 @@ def snapshots_that_fit(header: GgufHeader, n_seq: int) -> int:
     return min(MAX_SNAPSHOTS, header.file_size // 8 // (state * n_seq)) if state else 0
 
 
-def checkpoint_bytes(
-    header: GgufHeader, n_ctx: int, n_seq: int, *, recurrent: bool | None = None, window: int | None = None
-) -> int:
+def checkpoint_bytes(header: GgufHeader, n_ctx: int, n_seq: int) -> int:
     """Return the most bytes of this machine's memory for checkpoints of `n_seq` sequences of `n_ctx` positions; 0 where
-    all can be cut by positions. `recurrent` and `window` as for `KVCache`, by default from the header.
-    """
-    state = header.recurrent_state_bytes
-    recurrent = state > 0 or header.architecture in _COPIED_LATE if recurrent is None else recurrent
-    window = header.number("attention.sliding_window") if window is None else window
+    all can be cut by positions."""
+    state, window = header.recurrent_state_bytes, header.number("attention.sliding_window")
+    recurrent = state > 0 or header.architecture in _COPIED_LATE
     if recurrent and state > _MOST_BYTES:
         return 0
     # A state of a size that the header does not tell is no larger than all keys and values.

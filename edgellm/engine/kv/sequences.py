@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes
+from edgellm.engine.kv.kv_cache import KVCache
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
 
@@ -169,19 +169,6 @@ class CachedSequences(ABC):
     def recurrent(self) -> bool:
         """True if at least some layers keep a state that is not cut by positions."""
         return self._cache.recurrent
-
-    @property
-    def snapshots(self) -> int:
-        """Return how many tokens at the end of a batch can be rolled back by snapshots of a recurrent state."""
-        return self._cache.snapshots
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Return the most bytes of this machine's memory that rollback checkpoints take."""
-        cache = self._cache
-        return checkpoint_bytes(
-            self.model.header, self.n_ctx, self.n_seq, recurrent=cache.recurrent, window=cache.window
-        )
 
     def _kind(self) -> str:
         """Return a name for all that a sequence's state depends on besides the model."""

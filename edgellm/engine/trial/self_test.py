@@ -103,7 +103,7 @@ def _beside_others(model: Model, ids: Ids) -> bool:
     """Roll back a sequence after a batch of two others, for whose recurrent states its own has to make room."""
     spec = ContextSpec(n_ctx=_POSITIONS, n_seq=3, n_batch=_ROWS, unified=False, rolls_back=True)
     with Context(model, spec) as context:
-        if not context.snapshots:
+        if not context.spec.snapshots:
             return True
         for seq in (0, 2, 1):
             context.decode(ids[_TEXT * seq : _TEXT * seq + 4], seq=seq)
