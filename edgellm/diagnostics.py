@@ -119,11 +119,11 @@ def _library() -> Iterator[Finding]:
 
 
 def _graphics_cards(offloads: bool) -> Iterator[Finding]:
-    from edgellm.engine.hardware import compute_devices
+    from edgellm.engine.hardware import offload_devices
     from edgellm.engine.library import how_to_compile
 
     topic = "graphics card"
-    cards = [device for device in compute_devices() if device.offloads]
+    cards = offload_devices()
     for card in cards:
         free = f"{size(card.free)} of {size(card.total)} is free, and layers go there first."
         yield _fine(topic, f"{card.name} ({card.description}): {free}")

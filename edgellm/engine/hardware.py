@@ -84,11 +84,6 @@ class ComputeDevice:
     free: int
     total: int
 
-    @property
-    def offloads(self) -> bool:
-        """Return whether layers can be put on the device."""
-        return self.kind in ("gpu", "igpu")
-
 
 def compute_devices() -> list[ComputeDevice]:
     """Return all devices that the compiled llama.cpp finds on this machine, with their memory as it is now."""
@@ -109,7 +104,7 @@ def compute_devices() -> list[ComputeDevice]:
 def offload_devices(names: Sequence[str] = ()) -> list[ComputeDevice]:
     """Return the devices that layers can be put on, if `names` are given only these. Raises InvalidOption: there is no
     such device."""
-    known = [device for device in compute_devices() if device.offloads]
+    known = [device for device in compute_devices() if device.kind in ("gpu", "igpu")]
     if not names:
         return known
     by_name = {device.name.lower(): device for device in known}

@@ -249,13 +249,10 @@ def reckon(
     for device, count in layers.items():
         caches[device] += int(cache * count / layers.total())
     for found in said(_COMPUTE):
-        compute[_device(found[1])] += int(float(found[2]) * _MIB)
+        buffer = found[1]  # pinned memory such as CUDA_Host is the machine's own
+        device = "CPU" if buffer.startswith("CPU") or buffer.endswith("_Host") else buffer
+        compute[device] += int(float(found[2]) * _MIB)
     return MemoryUse(weights, caches, compute, checkpoints, overhead)
-
-
-def _device(buffer: str) -> str:
-    """Return the device of a buffer: pinned memory such as CUDA_Host is the machine's own."""
-    return "CPU" if buffer.startswith("CPU") or buffer.endswith("_Host") else buffer
 
 
 @dataclass(frozen=True, slots=True)
