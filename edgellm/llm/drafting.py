@@ -65,7 +65,6 @@ class Drafting:
         """Return a retriever from `sources` for one reply, by `grammar`, until `end`; None while another reply uses the
         index."""
         index = self.index
-
         forced = None if grammar is None or not has("forced text") else partial(self._forced, grammar)
         copies = index.take(sources, forced)
         if copies is not None and (curve := self.curve()).filled and curve != index.policy.cost.given:

@@ -89,14 +89,12 @@ class FirstReplies:
     def begin(self, layers: tuple[int, ...]) -> "tuple[ObservedReply, list[Notice]]":
         """Return the gate of such a reply, which measures the attention of `layers`; and the notices for the user,
         given once."""
-        notices = []
-        if not self._announced:
-            notices.append(Notice(
-                f"This pair has no profile yet. Its first {_ENOUGH} chunks are all verified to make one;"
-                " the budget is kept from then on. `edgellm profile` makes a better one from your own prompts."
-            ))  # fmt: skip
-        self._announced = True
-        return ObservedReply(layers), notices
+        told, self._announced = self._announced, True
+        notice = Notice(
+            f"This pair has no profile yet. Its first {_ENOUGH} chunks are all verified to make one;"
+            " the budget is kept from then on. `edgellm profile` makes a better one from your own prompts."
+        )
+        return ObservedReply(layers), [] if told else [notice]
 
     def end(self, gate: "ObservedReply", gamma: int, layers: tuple[int, ...]) -> Notice | None:
         """Add such a reply; return a notice for the user once the first replies make a profile."""

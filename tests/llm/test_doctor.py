@@ -181,22 +181,17 @@ def test_another_device_with_our_identity_is_told(me: Trust) -> None:
 
 async def test_a_device_that_is_there_is_fine(me: Trust, desk: Trust) -> None:
     async with serving(desk) as address:
-        await there(me, desk, address)
-
-
-async def there(me: Trust, desk: Trust, address: Address) -> None:
-    """In a thread, as what is looked at runs in the network's loop, too."""
-    me.peers.record_seen(desk.identity.id, address)
-    quiet = await asyncio.to_thread(peers_of, me)
-    heard = await asyncio.to_thread(peers_of, me, hint(desk, address))
-    old = await asyncio.to_thread(peers_of, me, hint(desk, address, protocol=PROTOCOL - 1))
+        me.peers.record_seen(desk.identity.id, address)  # Threads look, as the network's loop does, too.
+        quiet = await asyncio.to_thread(peers_of, me)
+        heard = await asyncio.to_thread(peers_of, me, hint(desk, address))
+        old = await asyncio.to_thread(peers_of, me, hint(desk, address, protocol=PROTOCOL - 1))
+        desk.peers.remove(me.identity.id)
+        (stranger,) = await asyncio.to_thread(peers_of, me)
     assert [one.topic for one in heard if one.state == "ok"] == ["peers", "vocabulary"]
     assert [one.topic for one in quiet if one.state == "note"] == ["multicast"]
     assert "--peer" in quiet[0].next_step
     (too_old,) = [one for one in old if one.state == "problem"]
     assert (too_old.topic, too_old.next_step) == ("versions", "Update edgellm on desk.")
-    desk.peers.remove(me.identity.id)
-    (stranger,) = await asyncio.to_thread(peers_of, me)
     assert stranger.state == "problem"
     assert "do not trust each other" in stranger.what
 

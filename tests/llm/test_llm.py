@@ -202,14 +202,11 @@ def test_context_texts_come_first_then_a_blank_line_then_the_question() -> None:
     assert compose("Where?", history=begun, system="Be brief.")[:3] == begun
 
 
-def test_an_empty_prompt_is_refused(pair: LLM) -> None:
+def test_a_prompt_that_is_empty_or_no_text_is_refused(pair: LLM) -> None:
     prompts: list[str | list[Message]] = ["", "  \n", []]
     for empty in prompts:
         with pytest.raises(InvalidOption, match="empty"):
             pair.reply(empty)
-
-
-def test_a_prompt_that_is_no_text_is_refused(pair: LLM) -> None:
     with pytest.raises(InputNotText):
         pair.reply("a lone surrogate: \udcff")
 
