@@ -159,6 +159,18 @@ def test_layers_that_are_missing_are_named(verifier_cut: Cut, tmp_path: Path) ->
     assert ranges([]) == "none"
 
 
+def test_no_more_rows_wait_than_all_sessions_can_use(verifier_cut: Cut) -> None:
+    stage, batch = (
+        Stage(verifier_cut.work, WeightCache(verifier_cut.layers), Posted()),
+        MicroBatch(0, 1, 0, some_ids(200)),
+    )
+    for _ in range(10):  # of 2048 rows
+        stage.put(batch)
+    with pytest.raises(ProtocolError, match="more micro-batches than"):
+        stage.put(batch)
+    stage.close()
+
+
 def test_what_fails_fails_the_question_that_it_belongs_to_and_no_other(verifier_cut: Cut) -> None:
     pipeline, ids = opened(verifier_cut, 2), some_ids(30, 2000)
     lost = pipeline.ask(

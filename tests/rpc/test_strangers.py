@@ -245,6 +245,14 @@ async def test_passing_the_question_on_makes_no_other_device(host: Trust, guest:
                 await connect_authenticated(between, guest, host.identity.id)  # TLS is enough where one device is meant
 
 
+async def test_a_nonce_of_another_length_is_not_signed(host: Trust, guest: Trust) -> None:
+    request = pb.WelcomeRequest(protocol=PROTOCOL, nonce=b"abc").SerializeToString()
+    async with serving(host) as address, open_channel(address, guest, host.identity.id) as channel:
+        call: Any = channel.unary_unary
+        with pytest.raises(grpc.aio.AioRpcError, match="nonce has 3 bytes"):
+            await call(handshake._WELCOME)(request, timeout=60)
+
+
 async def test_a_recorded_welcome_is_worth_nothing(host: Trust, guest: Trust) -> None:
     old = pb.WelcomeReply(protocol=PROTOCOL, device=host.identity.id.digest)
     old.signature = host.identity.sign(handshake._statement(b"n" * 32, host.identity.id, guest.identity.id))

@@ -119,8 +119,12 @@ def test_answers_that_nobody_has_asked_for() -> None:
     answer.answer.logits = b"1234" * 3
     with pytest.raises(ProtocolError, match="are not 2 rows"):
         read_event(answer, WORK, {8: asked(1, 0, Sampling(), True)}.get)
-    with pytest.raises(ProtocolError, match="empty"):
-        read_event(pb.Report(), WORK, lambda _number: None)
+    answer.answer.logits = np.full(2 * WORK.n_vocab, np.nan, "<f4").tobytes()
+    with pytest.raises(ProtocolError, match="NaN"):
+        read_event(answer, WORK, {8: asked(1, 0, Sampling(), True)}.get)
+    for report, says in ((pb.Report(), "empty"), (pb.Report(loaded=StageLoaded(layers=99)), "99 are loaded")):
+        with pytest.raises(ProtocolError, match=says):
+            read_event(report, WORK, lambda _number: None)
 
 
 def test_a_parcel_always_fits_a_message() -> None:

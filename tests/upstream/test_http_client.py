@@ -119,6 +119,7 @@ ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n[" % 2**26 + b"[]," * 2
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", None, "is gone"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", None, "is gone"),
         (b"HTTP/1.1 200 OK\r\n" + b"x" * 99_999, None, "is gone"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", None, "not asked for"),
         (ENDLESS, None, f"more than {2**21} bytes"),
         (ENDLESS, {"tokens": [1]}, f"more than {2**21 + 14 * 2**10} bytes"),  # as much as its request explains
     ],
