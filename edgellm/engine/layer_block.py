@@ -12,7 +12,6 @@ from edgellm.engine.context import Context
 from edgellm.engine.graph_hooks import Capture
 from edgellm.engine.hardware import N_BATCH, QUANTISED
 from edgellm.engine.kv.row_padding import MOST_PADDING
-from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import ContextSpec, Model
 from edgellm.engine.vocabulary import Floats, Ids
 
@@ -49,15 +48,10 @@ class Block:
         self._context.rollback(start, seq)
         outputs = outputs if self.head else 0
         if given.ndim == 1:
-            rows = SeqRows(seq, given.astype(np.int32, copy=False), outputs)
+            found = self._context.decode(given.astype(np.int32, copy=False), seq=seq, outputs=outputs)
         else:
-            rows = SeqRows.of_embedded(given.astype(np.float32, copy=False), seq, outputs)
-        (found,) = self._context.decode_rows([rows])
+            found = self._context.decode_embeddings(given.astype(np.float32, copy=False), seq=seq, outputs=outputs)
         return found if self.head else self._context.inner_rows(len(given))
-
-    def length(self, seq: int = 0) -> int:
-        """Return the number of positions in a sequence's cache."""
-        return self._context.length(seq)
 
     def close(self) -> None:
         """Free the cache's memory."""
