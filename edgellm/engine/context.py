@@ -18,7 +18,7 @@ from edgellm.engine import llama_api, native
 from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.row_padding import MOST_PADDING, PADDINGS, TRIED_ROWS, Padding, agree
-from edgellm.engine.kv.sequences import CachedSequences, PromptCache, SeqRows, split
+from edgellm.engine.kv.sequences import NO_ID, CachedSequences, PromptCache, SeqRows, split
 from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.model import ContextSpec, Model
 from edgellm.engine.native import Stop
@@ -177,7 +177,8 @@ class Context(CachedSequences):
 
         `cached` shows such positions as -1.
         """
-        return self.decode_rows((SeqRows.of_embedded(rows, seq, outputs),))[0]
+        unknown = np.full(len(rows), NO_ID, dtype=np.int32)
+        return self.decode_rows((SeqRows(seq, unknown, outputs, rows),))[0]
 
     def inner_rows(self, n: int) -> Floats:
         """Return the output of the layer after which the graph stops for the `n` positions of the last decode, shape

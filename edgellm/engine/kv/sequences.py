@@ -67,17 +67,12 @@ class Sequences:
 @dataclass(frozen=True, slots=True)
 class SeqRows:
     """Ids to append to sequence `seq`; logits are wanted of the last `outputs` of them. Float32 rows (n, n_embd) may be
-    `embedded` in place of ids, as they enter the first layer."""
+    `embedded` in place of ids, which are then `NO_ID`, as they enter the first layer."""
 
     seq: int
     ids: Ids
     outputs: int = 1
     embedded: Floats | None = None
-
-    @classmethod
-    def of_embedded(cls, rows: Floats, seq: int = 0, outputs: int = 1) -> "SeqRows":
-        """Return embedding rows (n, n_embd) to append; their ids are `NO_ID`."""
-        return cls(seq, np.full(len(rows), NO_ID, dtype=np.int32), outputs, rows)
 
     def part(self, start: int, end: int, outputs: int) -> "SeqRows":
         """Return the rows from `start` up to before `end`."""
