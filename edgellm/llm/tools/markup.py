@@ -205,17 +205,21 @@ class _Reading:
         """Return what later faults depend on."""
         return self.name, self.key, self.depth, frozenset(key for key, _ in self.values)
 
+    def after(self, faults: int, **changes: Any) -> _Reading:
+        """Return the reading with further faults, and other fields."""
+        return replace(self, faults=self.faults + faults, **changes)
+
     def value(self, end: int, text: str, *, tag: bool) -> _Reading:
         """Return the reading with the value ended at `end`, by its `tag` or without one."""
         value = text[self.at : end] if tag else text[self.at : end].rstrip("\n")
         missing = 0 if tag else _FAULT.no_end if value.strip() else _FAULT.stray
-        faults = self.faults + self.depth * _FAULT.unpaired + missing
-        return replace(self, faults=faults, values=(*self.values, (self.key or "", value)), key=None, depth=0, at=end)
+        values = (*self.values, (self.key or "", value))
+        return self.after(self.depth * _FAULT.unpaired + missing, values=values, key=None, depth=0, at=end)
 
     def call(self, *, tag: bool) -> _Reading:
         """Return the reading with the call ended, by its `tag` or without one."""
-        faults = self.faults + (0 if tag else _FAULT.no_close)
-        return replace(self, faults=faults, calls=(*self.calls, (self.name or "", self.values)), name=None, values=())
+        calls = (*self.calls, (self.name or "", self.values))
+        return self.after(0 if tag else _FAULT.no_close, calls=calls, name=None, values=())
 
 
 def _followed(reading: _Reading, tag: re.Match[str], text: str, schemas: Mapping[str, Schema]) -> Iterator[_Reading]:
@@ -223,29 +227,23 @@ def _followed(reading: _Reading, tag: re.Match[str], text: str, schemas: Mapping
     kind, between = tag.lastgroup, text[reading.at : tag.start()]
     if reading.name is None:
         reading = replace(reading, text=reading.text + between, at=tag.end())
-        yield replace(reading, faults=reading.faults + _FAULT.stray, text=reading.text + tag[0])
+        yield reading.after(_FAULT.stray, text=reading.text + tag[0])
         if kind == "open":
             yield replace(reading, name=tag["name"].strip())
         return
     if reading.key is not None:
         begins = kind in ("open", "key")
         depth = reading.depth + (1 if begins else -1)
-        yield replace(
-            reading,
-            held=reading.held + 1,
-            depth=max(0, depth),
-            faults=reading.faults + (_FAULT.unpaired if depth < 0 else 0),
-        )
+        yield reading.after(_FAULT.unpaired if depth < 0 else 0, held=reading.held + 1, depth=max(0, depth))
         split = kind == "key" and not re.search(r"\n[ \t]*$", between)
-        reading = reading.value(tag.start(), text, tag=kind == "end")
-        reading = replace(reading, at=tag.end(), faults=reading.faults + (_FAULT.not_on_its_line if split else 0))
+        ended = reading.value(tag.start(), text, tag=kind == "end")
+        reading = ended.after(_FAULT.not_on_its_line if split else 0, at=tag.end())
         if kind == "end":
             yield reading
             return
     else:
-        stray = reading.faults + (_FAULT.stray if between.strip() else 0)
-        reading = replace(reading, at=tag.end(), faults=stray)
-        yield replace(reading, faults=stray + _FAULT.stray)
+        reading = reading.after(_FAULT.stray if between.strip() else 0, at=tag.end())
+        yield reading.after(_FAULT.stray)
     if kind == "close":
         yield reading.call(tag=True)
     elif kind == "open":
@@ -254,7 +252,7 @@ def _followed(reading: _Reading, tag: re.Match[str], text: str, schemas: Mapping
         key = tag["parameter"].strip()
         known = schemas.get(reading.name or "", ANYTHING).names()
         new = (not known or key in known) and all(key != one for one, _ in reading.values)
-        yield replace(reading, key=key, faults=reading.faults + (0 if new else _FAULT.unknown))
+        yield reading.after(0 if new else _FAULT.unknown, key=key)
 
 
 def _finished(reading: _Reading, text: str, schemas: Mapping[str, Schema], ended: bool) -> Iterator[_Reading]:

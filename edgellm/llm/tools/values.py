@@ -142,11 +142,8 @@ def typed(text: str, schema: Schema) -> object:
     if isinstance(value, float) and value.is_integer():
         values.append(int(value))
     values += [text, bare, value]
-    for exact in (True, False):
-        for one in values:
-            if schema.allows(one, exact=exact):
-                return one
-    return values[0]
+    allowed = (one for exact in (True, False) for one in values if schema.allows(one, exact=exact))
+    return next(allowed, values[0])
 
 
 def literal(text: str) -> object:
