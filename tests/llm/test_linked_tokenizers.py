@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -31,7 +30,7 @@ from testkit.retokenized import ONE_TOKENIZER, PAIRS, padded, permuted, sentence
 from tests.http.conftest import serving
 from tests.llm.conftest import Retokenized
 from tests.rpc.strangers import befriend, device
-from tests.services.scripted import scripted
+from tests.services.scripted import gone, scripted
 from tests.spec.real import case, ids, told
 
 OTHERS = list(PAIRS)[ONE_TOKENIZER:]
@@ -116,13 +115,8 @@ def translated(request: pytest.FixtureRequest, retokenized: Retokenized) -> Iter
         data = tokenizer_file(text.file)
         hello = {"tokenizer": hashlib.sha256(data).digest(), "penalties": True, "grammars": True}
         part = pb.TokenizerPart(data=data, size=len(data))
-
-        def lost(_rounds: Iterator[pb.Verify], context: grpc.ServicerContext) -> Iterator[pb.VerifierFrame]:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-            yield pb.VerifierFrame()
-
         with (
-            scripted(text.vocabulary, lost, hello, tokenizer=lambda: [part]) as address,
+            scripted(text.vocabulary, gone, hello, tokenizer=lambda: [part]) as address,
             LLM.open(draft, str(address), threads=1, history=False) as pair,
             LLM.open(draft, "none", threads=1) as alone,
         ):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
@@ -13,7 +12,6 @@ from edgellm.errors import InputNotText, InvalidOption
 from edgellm.llm import LLM
 from edgellm.llm.messages import turn_heads
 from edgellm.rpc.address import Address
-from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Drafter, GenerationState
@@ -22,7 +20,7 @@ from edgellm.spec.types import Channel, Chunk, Source, Token
 from testkit.forced_verifier import ForcedVerifier
 from testkit.gguf import random_model
 from testkit.thinking_templates import ALWAYS, CHANNELS, LITERAL, OPENED, with_template
-from tests.services.scripted import scripted
+from tests.services.scripted import gone, scripted
 from tests.spec.real import case
 
 QUESTION = "Where is the mug?"
@@ -259,18 +257,10 @@ def test_a_model_without_thoughts_cannot_be_told_to_think(pair: LLM) -> None:
         pair.reply(QUESTION, template_args={"enable_thinking": False})
 
 
-RAW = [
-    ("channels", f"<|channel|>analysis<|message|>hm{FINAL}On the shelf."),
-    ("literal", "<think>\nhm\n</think>\n\nOn the shelf."),
-    ("always", "hm\n</think>\n\nOn the shelf."),
-    ("opened", "<think>hm</think>On the shelf."),
-]
-
-
-@pytest.mark.parametrize(("name", "raw"), RAW)
-def test_a_later_turn_has_the_answer_alone(open_pair: OpenPair, name: str, raw: str) -> None:
+def test_a_later_turn_has_the_answer_alone(open_pair: OpenPair) -> None:
     """The client may send back the answer, all that the model wrote, or both parts."""
-    pair, after = open_pair(name), Message("user", "Thanks. And the red one?")
+    pair, after = open_pair("channels"), Message("user", "Thanks. And the red one?")
+    raw = f"<|channel|>analysis<|message|>hm{FINAL}On the shelf."
     wanted = pair.prompts.ids([Message("user", QUESTION), Message("assistant", "On the shelf."), after])
     for turn in (Message("assistant", raw), Message("assistant", "On the shelf.", "hm")):
         assert np.array_equal(pair.prompts.ids([Message("user", QUESTION), turn, after]), wanted)
@@ -371,15 +361,11 @@ class Dictated(Drafter):
     ],
 )
 def test_a_draft_model_alone_writes_no_other_turn(written: str, shown: str, draft_path: Path, tmp_path: Path) -> None:
-    def lost(_rounds: Iterator[pb.Verify], context: grpc.ServicerContext) -> Iterator[pb.VerifierFrame]:
-        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-        yield pb.VerifierFrame()
-
     template = "{% for m in messages %}{{ m.role }}\n{{ m.content }}\n{% endfor %}assistant\n"
     path = with_template(draft_path, tmp_path / "draft.gguf", template)
     with (
         Model.load(path, TEXT_ONLY) as text,
-        scripted(text.vocabulary, lost) as address,
+        scripted(text.vocabulary, gone) as address,
         LLM.open(path, str(address), threads=1) as pair,
     ):
         reply = pair.reply("When?", drafter=Dictated(text, written), retrieval="off", max_tokens=40)

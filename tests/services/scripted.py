@@ -85,3 +85,9 @@ def until_cancelled(context: grpc.ServicerContext) -> None:
     over = threading.Event()
     if context.add_callback(over.set):
         over.wait(120)
+
+
+def gone(_rounds: Iterator[pb.Verify], context: grpc.ServicerContext) -> Iterable[pb.VerifierFrame]:
+    """Ends each session at once, as a verifier that is lost."""
+    context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+    return ()
