@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine import native
-from edgellm.engine.gguf.reader import ModelFile, raw_entries
+from edgellm.engine.gguf.reader import ModelFile, own_entries
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.errors import EngineFailed, PromptTooLong, Stopped, TextRefused
 from edgellm.isolation.child import Child, ChildFailed, ChildKind, LimitExceeded, Limits
@@ -145,9 +145,7 @@ TOKENIZER = "tokenizer."
 def tokenizer_hash(file: ModelFile) -> bytes:
     """Return a hash of all that a file says about its tokenizer, its chat template included."""
     digest = hashlib.sha256()
-    with file.path.open("rb") as source:
-        entries = raw_entries([source], file.parts[0])
-    for key, raw in sorted(entries.items()):
+    for key, raw in sorted(own_entries(file).items()):
         if key.startswith(TOKENIZER):
             said = raw[8 + len(key.encode()) :]  # the type, and the value
             digest.update(struct.pack("<QQ", len(key), len(said)) + key.encode() + said)

@@ -268,12 +268,9 @@ class _Parser:
     def check_tokens(self, tokens: GgufArray, model: str) -> None:
         if tokens.count > MAX_TOKENS:
             raise self.corrupt(f"lists {tokens.count} tokens; {MAX_TOKENS} are possible")
-        seen, at, read = set(), tokens.offset, struct.Struct("<Q").unpack_from
-        for i in range(tokens.count):
-            begin = at + 8
-            at = begin + int(read(self.data, at)[0])
-            token = self.data[begin:at].partition(b"\0")[0]  # the native loader takes a token for a C string
-            seen.add(token or b"[EMPTY_%d]" % i)
+        texts = enumerate(strings_at(self.data, tokens.offset, tokens.count))
+        # The native loader takes a token for a C string.
+        seen = {text.partition(b"\0")[0] or b"[EMPTY_%d]" % number for number, text in texts}
         if len(seen) < tokens.count:
             raise self.corrupt(f"lists {tokens.count} tokens, of which {tokens.count - len(seen)} are repeated")
         if model == "llama" and not all(b"<0x%02X>" % byte in seen for byte in range(256)):
@@ -386,6 +383,21 @@ def tensor_flaw(tensor: TensorInfo) -> str:
     if tensor.kind != F32 and _ELEMENTWISE.fullmatch(tensor.name):
         return f"holds {tensor.name} in {kind}; llama.cpp computes with it in F32 alone"
     return f"holds {tensor.name} in {kind}, with which llama.cpp cannot multiply" if kind in _NO_PRODUCT else ""
+
+
+def strings_at(data: bytes, at: int, count: int) -> Iterator[bytes]:
+    """Yield the strings of an array, which begin at a place in `data`."""
+    read = struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        begin = at + 8
+        at = begin + int(read(data, at)[0])
+        yield data[begin:at]
+
+
+def own_entries(file: ModelFile) -> dict[str, bytes]:
+    """Return every metadata entry of a model's first file, as it stands there."""
+    with file.path.open("rb") as source:
+        return raw_entries([source], file.parts[0])
 
 
 def raw_entries(sources: Sequence[BufferedReader], header: GgufHeader) -> dict[str, bytes]:
