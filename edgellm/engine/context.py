@@ -60,8 +60,9 @@ class Context(CachedSequences):
         # The last layer's output holds only rows with logits.
         every = capture is not None and model.n_layer - 1 in (capture.stop_after, *capture.outputs)
         self._batch = LlamaBatch(opened.rows, room, planes=model.position_planes, flag_all=every)
-        self._widths: Sequence[int] = ()
+        # The rows of a pass over so many rows of a sequence, as of a single sequence that is filled up.
         self._padded: Callable[[int], int] = (lambda n: n) if opened.padding is None else opened.padding.rows
+        self._filled: Callable[[int], int] = self._padded
 
     @property
     def _row_by_row(self) -> bool:
@@ -87,7 +88,7 @@ class Context(CachedSequences):
         The padding copies the last row, and is dropped. Some numbers of rows are faster than smaller numbers,
         because llama.cpp computes quantised rows in fours, and the rest one by one.
         """
-        self._widths = () if self.captured is not None or self.recurrent else widths
+        self._filled = self._padded if self.recurrent else lambda n: widths[n] if n < len(widths) else n
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
@@ -238,10 +239,6 @@ class Context(CachedSequences):
             for seq, length in before.items():
                 self.rollback(length, seq)
             raise
-
-    def _filled(self, n: int) -> int:
-        """Return the rows of a decode of `n` rows that is filled up."""
-        return self._widths[n] if n < len(self._widths) else n
 
     def _decode_batch(self, rows: Sequence[SeqRows], padded_to: Callable[[int], int]) -> list[Floats]:
         """Decode rows that fit one batch; return a view for each sequence. It is padded with copies of its last row,
