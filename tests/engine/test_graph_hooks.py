@@ -57,23 +57,13 @@ def test_batches_are_short_for_scores_of_a_long_context(draft_model: Model, monk
     header = GgufHeader(0, {"general.architecture": "x", "x.attention.head_count": heads}, (), 0, {}, 0, 0, 0)
     assert (attention_rows(header, 98_304), attention_rows(header, 10**9)) == (rows, 32)
     assert 4 * heads * rows * 98_304 <= SCORES
-    ids = np.random.default_rng(0).integers(300, 2000, 100).astype(np.int32)
 
-    def seen() -> tuple[int, Floats, Floats]:
-        with Context(draft_model, ContextSpec(n_ctx=128, threads=1), capture=Capture(attention=(1,))) as context:
-            assert context.captured is not None
-            context.captured.attend(slice(None))
-            logits = context.decode(ids).copy()
-            return context.n_batch, logits, context.captured.attention(1).copy()
+    def batch(capture: Capture | None) -> int:
+        return ContextSpec(n_ctx=128).resolved(draft_model, capture).rows
 
-    whole = seen()
+    assert batch(Capture(attention=(1,))) == 128
     monkeypatch.setattr(graph_hooks, "SCORES", 1)
-    short = seen()
-    assert (whole[0], short[0]) == (128, 32)
-    assert np.abs(short[1] - whole[1]).max() < 0.01 * np.abs(whole[1]).max()
-    assert np.abs(short[2][:, :, :100] - whole[2][:, :, :100]).max() < 0.01
-    with Context(draft_model, ContextSpec(n_ctx=128, threads=1)) as context:
-        assert context.n_batch == 128, "nothing is captured"
+    assert (batch(Capture(attention=(1,))), batch(None)) == (32, 128)
 
 
 def test_capturing_does_not_change_the_logits(exact_model: Model) -> None:
