@@ -44,7 +44,6 @@ MECHANISMS = {
     "early exit": Mechanism("llm/early_exit.py", "spec/params.py", '"early exit"'),
     "translation": Mechanism("spec/drafters/translation.py", "spec/params.py", '"translation"'),
     "fitting": Mechanism("llm/profiling.py spec/gates/fitting.py", "spec/params.py", '"fitting"'),
-    "prompt difficulty": Mechanism("spec/gates/prompt_difficulty.py", "spec/params.py", '"prompt difficulty"'),
     "gates by importance": Mechanism("spec/gates/synera.py", "spec/params.py", 'f"{_SYNERA}'),
     "mtp": Mechanism("engine/speculators/mtp.py", "engine/model.py", ".speculators.mtp"),
     "eagle3": Mechanism("engine/speculators/eagle3.py", "engine/model.py", ".speculators.eagle3"),

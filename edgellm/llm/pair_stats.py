@@ -95,29 +95,16 @@ def _files() -> dict[str, list[Path]]:
     return found
 
 
-def _of_prompts(path: Path) -> Profile | None:
-    """Return the profile of prompts in a file; None for any other file."""
-    with suppress(ProfileUnusable):
-        if path.parent.name == "profiles" and (profile := Profile.load(path, own=True)).terms.origin == "prompts":
-            return profile
-    return None
-
-
 def _is_personal(path: Path) -> bool:
-    """Return whether a file holds data of prompts or replies: each but a profile of prompts without their words."""
-    profile = _of_prompts(path)
-    return profile is None or profile.has_words
+    """Return whether a file holds data of prompts or replies: each but a profile of prompts, which are figures."""
+    with suppress(ProfileUnusable):
+        return path.parent.name != "profiles" or Profile.load(path, own=True).terms.origin != "prompts"
+    return True
 
 
 def _forget(path: Path) -> bool:
     """Remove data of prompts and replies in a file; return whether there was any."""
-    if not _is_personal(path):
-        return False
-    with suppress(OSError):
-        if (profile := _of_prompts(path)) is not None:
-            profile.without_words().save(path)
-            return True
-    return removed(path)
+    return _is_personal(path) and removed(path)
 
 
 def profile_path(draft_hash: str, verifier_hash: str) -> Path:
@@ -138,14 +125,13 @@ def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
 
 
 def keep_profile(profile: Profile, path: Path) -> None:
-    """Save a profile, without tokens of prompts while the history is off. An unusable file at `path` is set aside.
-    Raises OSError: it cannot be written."""
+    """Save a profile. An unusable file at `path` is set aside. Raises OSError: it cannot be written."""
     try:
         if os.path.lexists(path):
             profile.load(path, own=True)
     except ProfileUnusable:
         set_aside(path)
-    (profile if History().on else profile.without_words()).save(path)
+    profile.save(path)
 
 
 def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool = False) -> Profile:

@@ -12,7 +12,7 @@ from edgellm.errors import InvalidOption, ProfileStopped, Stopped
 from edgellm.llm.engine import DrafterKind, PairEngine
 from edgellm.llm.pair_stats import FIRST, PairStats
 from edgellm.spec.gates.fitting import Run, Seen, build
-from edgellm.spec.gates.profile import VERSION, Profile, ProfileTerms, signals, surprise
+from edgellm.spec.gates.profile import VERSION, Profile, ProfileTerms, signals
 from edgellm.spec.loop import Detokenizer, generate
 from edgellm.spec.ngram.sources import ContextLookup, disagreements, dissents, lookup_threshold
 from edgellm.spec.params import BUDGET_CHUNK, has
@@ -71,7 +71,7 @@ def profile_pair(
             f"The profile was stopped after {len(done.runs)} of {len(prompts)} prompts.",
             "Run the same command to continue." if done.saved else "Nothing is kept of it: start it again.",
         ) from None
-    profile = build(runs, terms, prompts=prompts, hesitates=below)
+    profile = build(runs, terms, hesitates=below)
     done.remove()
     progress(len(prompts), len(prompts))
     known.use(profile, save=False)
@@ -140,7 +140,6 @@ class ObservedReply(Gate):
         """Have the attention of `layers` measured. Not `verifies`: the draft model writes alone. `importance` returns
         that of a chunk, or that in each layer."""
         self.layers, self._verifies, self._importance = layers, verifies, importance
-        self._so_far = 0.0  # surprise of all chunks
         self.seen = Run()
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
@@ -157,8 +156,7 @@ class ObservedReply(Gate):
             draft_seconds=(*run.draft_seconds, *([turn.drafting / fresh] if fresh else ())),
         )  # fmt: skip
         if verdict is not None:
-            seen = signals(chunk, state.written, self._so_far).round(6).tolist()
-            self._so_far += surprise(chunk)
+            seen = signals(chunk, state.written).round(6).tolist()
             run = replace(
                 run, verified=(*run.verified, Seen(tuple(seen), verdict.accepted, importance)),
                 verify_seconds=(*run.verify_seconds, verdict.seconds),

@@ -294,7 +294,6 @@ MECHANISMS = {
     "forced text": "edgellm.spec.ngram.forced",
     "importance": "edgellm.spec.drafters.importance",
     "parallel drafting": "edgellm.spec.drafters.parallel",
-    "prompt difficulty": "edgellm.spec.gates.prompt_difficulty",
     "reuse": "edgellm.spec.ngram.reuse",
     "speculators": "edgellm.spec.drafters.speculator",
     "translation": "edgellm.spec.drafters.translation",

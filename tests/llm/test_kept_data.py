@@ -22,7 +22,7 @@ from edgellm.system import cache_dir, data_dir, state_dir
 
 MODELS = Path(__file__).parents[2] / "models"
 SECRET = "my PIN is 4711"
-ALL = KeptData(conversations=1, profiles=3, curves=1, logs=1, prompts=1)
+ALL = KeptData(conversations=1, profiles=2, curves=1, logs=1, prompts=1)
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +32,7 @@ def _home(home: Path) -> None:
 
 @pytest.fixture
 def profile() -> Profile:
-    found = Profile.load(MODELS / "profile.json")
-    assert found.has_words
-    return found
+    return Profile.load(MODELS / "profile.json")
 
 
 @pytest.fixture
@@ -42,9 +40,8 @@ def _everything(profile: Profile) -> None:
     """One of each kind, all with the secret in it."""
     History().save(Conversation.new().with_turns([("user", SECRET)]))
     folder = data_dir() / "profiles"
-    profile.save(folder / "words.json")
-    replace(profile.without_words(), terms=replace(profile.terms, origin="first replies")).save(folder / "replies.json")
-    profile.without_words().save(folder / "none.json")
+    profile.save(folder / "prompts.json")
+    replace(profile, terms=replace(profile.terms, origin="first replies")).save(folder / "replies.json")
     write_state(folder / "pair.first.json", SECRET)
     write_state(cache_dir() / "curves" / "curve.json", SECRET)
     write_state(state_dir() / "logs" / "crash-1.log", SECRET)
@@ -57,15 +54,13 @@ def found(text: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("_everything")
-def test_forgetting_counts_what_it_removes_and_leaves_nothing(profile: Profile) -> None:
+def test_forgetting_counts_what_it_removes_and_leaves_nothing() -> None:
     assert kept() == ALL
     assert forget() == ALL
     assert found(SECRET) == []
     assert kept() == forget() == KeptData()
-    assert str(ALL) == "1 conversation, 3 profiles, 1 cost curve, 1 crash log, 1 saved prompt"
-    left = {path.name: Profile.load(path) for path in (data_dir() / "profiles").iterdir()}
-    assert set(left) == {"words.json", "none.json"}
-    assert list(left.values()) == [profile.without_words()] * 2
+    assert str(ALL) == "1 conversation, 2 profiles, 1 cost curve, 1 crash log, 1 saved prompt"
+    assert [path.name for path in (data_dir() / "profiles").iterdir()] == ["prompts.json"]
 
 
 @pytest.mark.usefixtures("_everything")
@@ -141,15 +136,12 @@ def test_crash_logs_are_few() -> None:
     assert len(list((state_dir() / "logs").iterdir())) == LOGS_MOST
 
 
-def test_no_token_of_a_prompt_is_saved_in_a_profile_while_the_history_is_off(profile: Profile, tmp_path: Path) -> None:
+def test_a_damaged_profile_is_set_aside_when_a_new_one_is_kept(profile: Profile, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text("damaged")
     keep_profile(profile, path)
     assert Profile.load(path) == profile
     assert (tmp_path / "profile.json.aside").read_text() == "damaged"
-    History().turn_off()
-    keep_profile(profile, path)
-    assert Profile.load(path) == profile.without_words()
     assert path.stat().st_mode & 0o077 == 0
 
 

@@ -158,7 +158,7 @@ def test_a_profile_of_another_version_is_refused(home: Path, f32_pair: tuple[Pat
 
     own = place(*hashes(f32_pair))
     own.parent.mkdir(parents=True)
-    own.write_text(profile_path.read_text().replace('"version": 8', '"version": 1'))
+    own.write_text(profile_path.read_text().replace('"version": 9', '"version": 1'))
     with LLM.open(*f32_pair, threads=1) as pair:
         with pytest.raises(ProfileUnusable, match="a new one with edgellm profile"):
             list(pair.reply("Hello", budget=0.2, max_tokens=4))

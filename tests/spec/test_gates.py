@@ -13,7 +13,6 @@ from edgellm.spec.gates import profile as profiles
 from edgellm.spec.gates import rules
 from edgellm.spec.gates.fitting import Chunks, alpha_of, auc, build, evidence, fit, fit_policy, fit_rejection, follow
 from edgellm.spec.gates.profile import NAMES, TOKENS, FittedJudge, Logistic, Policy, Profile, ProfileTerms
-from edgellm.spec.gates.prompt_difficulty import difficulty_of, fit_difficulty
 from edgellm.spec.gates.rules import HORIZON, BudgetController, BudgetGate, NeverGate, choose, judge_at, p_conf
 from edgellm.spec.gates.synera import by_importance
 from edgellm.spec.params import GATES, ReplyOptions
@@ -257,43 +256,3 @@ def test_alpha_is_the_papers(tokens: float, alpha: float) -> None:
 def test_too_little_is_said() -> None:
     with pytest.raises(InvalidOption, match="more prompts"):
         build([], ProfileTerms("a", "b", 4))
-
-
-def prompts(n: int) -> tuple[list[list[int]], np.ndarray]:
-    """Return prompts of a dozen tokens: one token makes a reply go wrong four times, another never."""
-    found = [[*DRAWS.integers(20, 60, 10).tolist(), HARD if number % 2 else EASY] for number in range(n)]
-    return found, np.array([4.0 if HARD in prompt else 0.0 for prompt in found])
-
-
-def test_the_word_that_predicts_corrections_is_found_and_noise_is_not_memorised() -> None:
-    seen, wrong = prompts(400)
-    fitted, unseen = fit_difficulty(seen, wrong)
-    assert np.corrcoef(unseen, wrong)[0, 1] > 0.95
-    new, truth = prompts(100)
-    estimated = [difficulty_of(fitted, np.array(prompt, dtype=np.int32)) for prompt in new]
-    assert np.corrcoef(estimated, truth)[0, 1] > 0.95
-    _, unseen = fit_difficulty(seen, DRAWS.permutation(wrong))
-    assert np.corrcoef(unseen, wrong)[0, 1] < 0.2
-
-
-@settings(max_examples=25)
-@given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=3, max_size=12), st.integers(0, 999))
-def test_each_prompt_is_predicted_by_the_others_alone(words: list[list[int]], seed: int) -> None:
-    """The closed form gives the same as fitting once for each reply that is left out."""
-    wrong = np.random.default_rng(seed).integers(0, 5, len(words)).astype(np.float64)
-    _, unseen = fit_difficulty(words, wrong)
-    tokens = sorted({t for own in words for t in own if sum(t in other for other in words) > 1})
-    has = np.array([[(t in own) / np.sqrt(max(1, len(set(own)))) for t in tokens] for own in words])
-    has = has.reshape(len(words), len(tokens))
-    for out in range(len(words)):
-        rest = np.arange(len(words)) != out
-        gram = has[rest].T @ has[rest] + np.eye(len(tokens))
-        weights = np.linalg.solve(gram, has[rest].T @ (wrong[rest] - wrong.mean()))
-        assert unseen[out] == pytest.approx(wrong.mean() + has[out] @ weights, abs=1e-6)
-
-
-def test_no_estimate_is_beyond_those_of_the_profiled_prompts_and_an_unknown_prompt_is_as_usual() -> None:
-    loud = profiles.WordWeights(1.0, 0.5, 4.0, (HARD,), (99.0,))
-    assert [difficulty_of(loud, np.array(prompt, dtype=np.int32)) for prompt in ([HARD], [EASY], [])] == [4.0, 1.0, 1.0]
-    fitted, unseen = fit_difficulty([(), (), ()], np.array([1.0, 0.0, 2.0]))
-    assert (fitted.usual, unseen.tolist()) == (1.0, [1.0, 1.0, 1.0])

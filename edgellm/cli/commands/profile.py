@@ -16,7 +16,6 @@ from edgellm.cli.views.console import emit_json, facts, out, read_text, say, tab
 from edgellm.cli.views.progress import ProgressBar
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import BUDGET_CHUNK
-from edgellm.storage import History
 
 if TYPE_CHECKING:
     from edgellm.engine import Message
@@ -79,8 +78,6 @@ def profile(
         return
     _print_profile(found)
     say(f"wrote {path}", style="dim")
-    if found.has_words and not History().on:
-        say("The history is off, so the words of the prompts are left out of it.", style="dim")
 
 
 def read_prompts(path: Path) -> list[str | list[Message]]:
@@ -111,7 +108,7 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
 def figures(found: Profile) -> dict[str, Any]:
     """Return the figures of a profile for a script, without the chunks that it keeps."""
     numbers = asdict(found)
-    for name in ("alone", "rejected", "policies", "difficulty"):
+    for name in ("alone", "rejected", "policies"):
         del numbers[name]
     return {**numbers.pop("terms"), **numbers}
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.profile import (
     CONTEXT,
-    DIFFICULTY,
     MEAN_DOUBT,
     NAMES,
     SHARES,
@@ -26,13 +25,10 @@ from edgellm.spec.gates.profile import (
     ProfileTerms,
     UnverifiedReplies,
     Vector,
-    WordWeights,
     with_chance,
 )
 from edgellm.spec.gates.rules import solve
 from edgellm.spec.ngram.sources import Disagreement
-from edgellm.spec.params import has, mechanism
-from edgellm.spec.types import Ids
 
 _KEPT = 512  # sampled chunks that a profile keeps: quantiles of a budget need no more
 _LEAST = 8  # chunks that make a profile
@@ -74,11 +70,10 @@ class Run:
     with_lookup: tuple[Seen, ...] = ()
 
 
-def build(runs: Sequence[Run], terms: ProfileTerms, *, prompts: Sequence[Ids] = (), hesitates: float = 0.0) -> Profile:
-    """Build the profile of `terms` from `runs`. With their `prompts`, in the same order, the gate judges a chunk by the
-    words of its prompt, too. `hesitates`: the confidence below which `runs` have looked tokens up in the context. Of
-    several layers whose importance was measured, the one is chosen that separates rejected chunks best. Raises
-    InvalidOption: the runs have too few chunks."""
+def build(runs: Sequence[Run], terms: ProfileTerms, *, hesitates: float = 0.0) -> Profile:
+    """Build the profile of `terms` from `runs`. `hesitates`: the confidence below which `runs` have looked tokens up in
+    the context. Of several layers whose importance was measured, the one is chosen that separates rejected chunks best.
+    Raises InvalidOption: the runs have too few chunks."""
     alone = np.array([chunk for run in runs for chunk in run.alone])
     if len(alone) < _LEAST:
         raise InvalidOption(
@@ -94,7 +89,9 @@ def build(runs: Sequence[Run], terms: ProfileTerms, *, prompts: Sequence[Ids] = 
         terms = replace(terms, layers=(measured[best],))
     long = verified.signals[:, TOKENS] == gamma
     whole = verified.confidence[long & ~verified.wrong]
-    difficulty, training = _training(runs, prompts, looked_up=hesitates > 0.0)
+    training = Chunks.of([run.with_lookup or run.verified for run in runs])
+    if not hesitates:  # The gate will know nothing of the context.
+        training.signals[:, CONTEXT] = 0.0
     rejected, unseen = fit_rejection(training)
     profile = Profile(
         replace(terms, prompts=len(runs), chunks=len(alone)),
@@ -110,7 +107,6 @@ def build(runs: Sequence[Run], terms: ProfileTerms, *, prompts: Sequence[Ids] = 
         draft_seconds=float(np.median([s for run in runs for s in run.draft_seconds])),
         verify_seconds=float(np.median([s for run in runs for s in run.verify_seconds])),
         hesitates=hesitates,
-        difficulty=difficulty,
     )  # fmt: skip
     found = {f"auc importance, layer {layer}": value for layer, value in zip(measured, by_layer, strict=False)}
     found |= evidence(training, unseen) | _fitted_evidence(training, unseen)
@@ -166,20 +162,6 @@ class Chunks:
         """Return each chunk's reply, counted without empty ones, and its place there."""
         _, first, rows = np.unique(self.reply, return_index=True, return_inverse=True)
         return rows, np.arange(len(rows)) - first[rows]
-
-
-def _training(runs: Sequence[Run], prompts: Sequence[Ids], *, looked_up: bool) -> tuple[WordWeights, Chunks]:
-    """Return the difficulty of prompts, and the chunks to fit the gate on, with the difficulty that the other prompts
-    predict for each. Not `looked_up`: the gate will know nothing of the context."""
-    chunks = Chunks.of([run.with_lookup or run.verified for run in runs])
-    if not looked_up:
-        chunks.signals[:, CONTEXT] = 0.0
-    wrong = np.bincount(chunks.reply[chunks.wrong], minlength=len(runs)).astype(np.float64)
-    fitted, unseen = WordWeights(float(wrong.mean())), np.full(len(runs), wrong.mean())
-    if prompts and has("prompt difficulty"):
-        fitted, unseen = mechanism("prompt difficulty").fit_difficulty(prompts, wrong)
-    chunks.signals[:, DIFFICULTY] = unseen[chunks.reply]
-    return fitted, chunks
 
 
 def _accepted_beyond(chunks: Chunks, place: int) -> float:

@@ -1,7 +1,7 @@
 """A pair's profile: offline observations, and the gate settings derived from them (Synera, section 5)."""
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -9,32 +9,25 @@ import numpy.typing as npt
 
 from edgellm.errors import ProfileUnusable, StateDamaged
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT
-from edgellm.spec.params import has, mechanism
 from edgellm.spec.protocols import GenerationState
-from edgellm.spec.types import Chunk, Decision, Ids
+from edgellm.spec.types import Chunk, Decision
 from edgellm.state import from_json, read_json, write_state
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
 
-VERSION = 8
+VERSION = 9
 
 NAMES = (
     "doubt of the mean",  # -log of the mean confidence: the paper's c
     "tokens",
-    "doubt of the first",
     "surprise",  # sum of -log confidence over the chunk
     "narrowest margin",
-    "mean margin",
     "place",  # log of 1 + tokens written before
-    "doubt so far",  # surprise of all chunks before it
     "agreement",  # log of 1 + matched tokens where the context has the same token, summed over tokens
-    "most agreement",
     "dissent",  # the same for a different token
-    "doubtful dissent",  # dissent times the doubt of the token
     "copied",  # tokens that were taken from the context
     "copied doubt",  # doubt of the model at copied tokens
-    "prompt difficulty",  # wrong chunks in replies to such prompts (`prompt_difficulty.py`)
 )
 """The signals that a chunk is judged by. Importance is none of them: it added nothing to confidence (evidence in the
 profile), and measuring it takes time."""
@@ -63,18 +56,6 @@ class UnverifiedReplies:
     importance: tuple[float, ...]
     tokens: tuple[float, ...]
     perplexities: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WordWeights:
-    """An estimate of a prompt's difficulty by its tokens (`prompt_difficulty.py`): `usual`, and the sum of `weights`
-    for those that are in `tokens` (ascending), within the bounds `least` and `most`."""
-
-    usual: float = 0.0
-    least: float = 0.0
-    most: float = 0.0
-    tokens: tuple[int, ...] = ()
-    weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +120,6 @@ class Profile:
     verify_seconds: float
     evidence: dict[str, float] = field(default_factory=dict)
     hesitates: float = 0.0
-    difficulty: WordWeights = WordWeights()
-
-    @property
-    def has_words(self) -> bool:
-        """Return whether the profile contains tokens of its prompts."""
-        return bool(self.difficulty.tokens)
-
-    def without_words(self) -> "Profile":
-        """Return the same profile without tokens of prompts: each prompt is as usual."""
-        return replace(self, difficulty=replace(self.difficulty, tokens=(), weights=()))
-
-    def difficulty_of(self, prompt: Ids) -> float:
-        """Return about how many wrong chunks the draft model's reply to `prompt` (n,) will have."""
-        if not self.has_words or not has("prompt difficulty"):
-            return self.difficulty.usual
-        return float(mechanism("prompt difficulty").difficulty_of(self.difficulty, prompt))
 
     @property
     def usual_importance(self) -> float:
@@ -187,8 +152,6 @@ def _parse(found: dict[str, object]) -> Profile:
     profile = from_json(Profile, found)
     if not (profile.policies and all(asdict(profile.alone).values()) and all(one.scores for one in profile.policies)):
         raise ValueError("measurements are missing")
-    if len(profile.difficulty.tokens) != len(profile.difficulty.weights):
-        raise ValueError("the tokens of prompts are not as many as their weights")
     if not 1 <= profile.terms.gamma <= MAX_DRAFT:
         raise ValueError(f"gamma is {profile.terms.gamma}")
     n = len(NAMES)
@@ -202,33 +165,21 @@ def _parse(found: dict[str, object]) -> Profile:
 SHARES = (0.1, 0.2, 0.4)
 """Budgets for which a policy is fitted and evidence is collected."""
 
-MEAN_DOUBT, TOKENS, DIFFICULTY = map(NAMES.index, ("doubt of the mean", "tokens", "prompt difficulty"))
-CONTEXT = slice(NAMES.index("agreement"), DIFFICULTY)
+MEAN_DOUBT, TOKENS = map(NAMES.index, ("doubt of the mean", "tokens"))
+CONTEXT = slice(NAMES.index("agreement"), len(NAMES))
 """The signals that only chunks have whose tokens were looked up in the context."""
 
 _FLOOR = 1e-4  # least confidence in logarithms
 
 
-def surprise(chunk: Chunk) -> float:
-    """Return minus the log of the probability of the whole chunk under the draft model."""
-    return float(_doubt(chunk).sum())
-
-
-def _doubt(chunk: Chunk) -> Vector:
-    doubt: Vector = -np.log(np.clip(chunk.confidence.astype(np.float64), _FLOOR, 1.0))
-    return doubt
-
-
-def signals(chunk: Chunk, written: int, so_far: float = 0.0, difficulty: float = 0.0) -> Vector:
-    """Return the signals of a chunk of at least one token after `written` tokens, shape (len(NAMES),). `so_far` is the
-    surprise of all earlier chunks of the reply, and `difficulty` that of its prompt."""
-    doubt = _doubt(chunk)
-    mean = max(_FLOOR, float(chunk.confidence.astype(np.float64).mean()))
+def signals(chunk: Chunk, written: int) -> Vector:
+    """Return the signals of a chunk of at least one token after `written` tokens, shape (len(NAMES),)."""
+    confidence = chunk.confidence.astype(np.float64)
+    doubt, mean = -np.log(np.clip(confidence, _FLOOR, 1.0)), max(_FLOOR, float(confidence.mean()))
     return np.array(
         (
-            -np.log(mean), len(chunk), doubt[0], doubt.sum(),
-            chunk.margin.min(), chunk.margin.mean(), np.log1p(written), so_far, *_context_signals(chunk, doubt),
-            difficulty,
+            -np.log(mean), len(chunk), doubt.sum(), chunk.margin.min(), np.log1p(written),
+            *_context_signals(chunk, doubt),
         )
     )  # fmt: skip
 
@@ -241,10 +192,7 @@ def _context_signals(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
     matched = np.log1p(np.where(match.tokens >= 0, match.matched, 0).astype(np.float64))
     same, copied = match.tokens == chunk.ids, match.copied
     agreement, dissent = np.where(same & ~copied, matched, 0.0), np.where(same, 0.0, matched)
-    return (
-        agreement.sum(), agreement.max(), dissent.sum(), float((dissent * doubt).sum()), float(copied.sum()),
-        float(doubt[copied].sum()),
-    )  # fmt: skip
+    return float(agreement.sum()), float(dissent.sum()), float(copied.sum()), float(doubt[copied].sum())
 
 
 def with_chance(x: Matrix, rejected: Vector) -> Matrix:
@@ -260,15 +208,11 @@ class FittedJudge:
         self._profile, self._seed = profile, seed
         self._policy = min(profile.policies, key=lambda policy: abs(policy.share - budget))
         self._sorted = np.sort(np.array(self._policy.scores))
-        self._difficulty: float | None = None  # difficulty of this reply's prompt
-        self._so_far = 0.0
         self._p_correct = 1.0  # probability that the reply so far equals the verifier's
 
     def __call__(self, state: GenerationState, chunk: Chunk, target: float) -> Decision:
         """Decide on a chunk, so that the share `target` of all is verified."""
-        if self._difficulty is None:
-            self._difficulty = self._profile.difficulty_of(state.ids[: state.prompt_tokens])
-        seen = signals(chunk, state.written, self._so_far, self._difficulty)[None]
+        seen = signals(chunk, state.written)[None]
         rejected = self._profile.rejected.scores(seen)
         p_rejected = float(rejected[0])
         continuation = float(self._policy.continuation.scores(with_chance(seen, rejected))[0])
@@ -278,7 +222,6 @@ class FittedJudge:
             f"{p_rejected:.0%} chance of rejection, {self._p_correct:.0%} that the reply is correct so far: score"
             f" {value:.3g}, above {below:.0%} of the profiled chunks; {target:.0%} are to be verified"
         )
-        self._so_far += surprise(chunk)
         if place >= target:
             self._p_correct *= 1.0 - p_rejected
         return Decision(place < target, why)
