@@ -45,8 +45,6 @@ _ORDER = tuple(dict.fromkeys((1, 4, 2, 8, 16, 32, *KNOTS)))  # the most informat
 _QUICK_SECONDS = 0.01  # seconds below which a decode is repeated
 SHARED = 0.5
 """Assumed share of waiting in decodes that shared the cores."""
-_LEARNED = 8
-"""Decodes after which their times replace an estimate."""
 BANDWIDTH = 10e9
 """Assumed bytes of weights that a device reads in a second."""
 ROW_SHARE = 0.5
@@ -161,7 +159,7 @@ class ModelCurve:
                 if self._curve == cost.given and (known := self._hash.quick()) is not None:
                     self._file(known).unlink(missing_ok=True)
                     self._curve, self._measure_at = None, 0.0
-        if cost.given.filled or cost.decodes < _LEARNED:
+        if cost.given.filled:
             return
         curve = cost.corrected()
         with self._lock:

@@ -44,7 +44,7 @@ class Summary:
         self.accepted_at: list[int] = []  # accepted tokens by their place in the chunk
         self.retrieved = 0  # accepted copied tokens
         self.passes = self.bytes_up = self.bytes_down = 0
-        self._waited = self._waited_drafted = 0.0  # seconds for verdicts on all chunks, and on the draft model's
+        self._waited = 0.0  # seconds for verdicts on chunks
         self.verdicts_on_drafts = 0
         self.guesses_tried = self.guesses_hit = 0  # verdicts with predictions, and those that matched one
         self._hidden = 0.0  # seconds of waiting spent on drafts that were kept
@@ -95,9 +95,7 @@ class Summary:
         if not n:
             return
         self._waited += turn.waiting
-        if not chunk.retrieved:
-            self._waited_drafted += turn.waiting
-            self.verdicts_on_drafts += 1
+        self.verdicts_on_drafts += not chunk.retrieved
         self.chunks_verified += 1
         self.chunks_verified_thinking += thinks
         self.tested += min(verdict.accepted + 1, n)
@@ -207,11 +205,6 @@ class Summary:
     def rtt_ms(self) -> float | None:
         """Return the median wait for a verdict across a link, without the verifier's computing time."""
         return median(self._link_waits) * 1e3 if self._link_waits else None
-
-    @property
-    def verdict_seconds(self) -> float | None:
-        """Return the mean wait for the verdict on a draft model's chunk."""
-        return _share(self._waited_drafted, self.verdicts_on_drafts)
 
     @property
     def share_offloaded(self) -> float | None:

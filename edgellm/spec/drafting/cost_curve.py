@@ -70,7 +70,6 @@ class DecodeCost:
 
     def __init__(self, curve: CostCurve) -> None:
         self.given = curve
-        self.decodes = 0  # decodes that were learned from
         self._log_rows = np.log(curve.rows)
         # Logarithms of measured over expected seconds; the curve itself counts as two decodes.
         self._ratios = [deque([0.0, 0.0], _RECENT) for _ in curve.rows]
@@ -135,7 +134,6 @@ class DecodeCost:
         at = self._nearest[drafted]
         self._ratios[at].append(log(seconds / self._plain[drafted + 1]))
         self._tries[at] += 1
-        self.decodes += 1
         if self._tries[at] < WITNESSES:
             return
         error = median(self._ratios[at])
