@@ -31,7 +31,7 @@ LOGS_MOST = 20
 
 @dataclass(frozen=True, slots=True)
 class KeptData:
-    """Counts of kept data, by kind. `profiles` are those made from replies, or with tokens of prompts."""
+    """Counts of kept data, by kind. `profiles` are those made from replies."""
 
     conversations: int = 0
     profiles: int = 0
@@ -55,8 +55,8 @@ def kept() -> KeptData:
 
 
 def forget() -> KeptData:
-    """Remove all kept data, and return the counts. A profile from a file of prompts keeps its measurements, and loses
-    the tokens of prompts. Raise HistoryUnusable where the history cannot be removed, once the rest is."""
+    """Remove all kept data, and return the counts. A profile from a file of prompts stays. Raise
+    HistoryUnusable where the history cannot be removed, once the rest is."""
     gone = {kind: sum(map(_forget, paths)) for kind, paths in _files().items()}
     History().clear()
     return KeptData(**gone)
@@ -200,10 +200,7 @@ class PairStats:
         return self.known_profile
 
     def use(self, profile: Profile, save: bool = True) -> Path:
-        """Use `profile` from now on, also in later processes with `save`, and return its file.
-
-        While the history is off, tokens of prompts are not saved.
-        """
+        """Use `profile` from now on, also in later processes with `save`, and return its file."""
         self.known_profile = profile
         path = profile_path(*self.hashes())
         if save:
