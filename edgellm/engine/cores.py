@@ -86,8 +86,9 @@ def fair_share(cores: int, mine: tuple[int, int], others: Sequence[tuple[int, in
 class Computation:
     """A computation of the calling thread: `with computation.of(threads) as share:` it computes with `share` threads.
 
-    Other computations count if they run when it begins, or ran when the last one ended a moment ago, between two
-    decodes. A thread that waited for it, as a verifier waits for a draft, does not count.
+    Other computations count if they run when it begins, or ran when the last one of this thread did, if that ended a
+    moment ago: they may be between two decodes. A thread that waits for it, as a verifier waits for a draft, does not
+    count.
     """
 
     def __init__(self, shared: SharedCores, crowding: "Crowding | None" = None) -> None:
@@ -96,7 +97,7 @@ class Computation:
         self._start = _THREAD * threading.get_native_id()
         self._threads = self._share = 1
         self._began = self._ended = 0
-        self._others: dict[int, int] = {}  # computing threads when the last computation ended
+        self._others: dict[int, int] = {}  # computing threads when the last computation began
         self._file = shared.open()
         weakref.finalize(self, os.close, self._file).atexit = False  # the kernel closes the file at exit
 
@@ -109,10 +110,8 @@ class Computation:
         shared, threads = self._shared, self._threads
         self._began = now = time.monotonic_ns()
         if threads > 1:
-            others = shared.others(self._file, now)
-            if now - self._ended < _PAUSE:
-                others = self._others | others
-            if others:
+            before, self._others = self._others, shared.others(self._file, now)
+            if others := before | self._others if now - self._ended < _PAUSE else self._others:
                 wants = [(wanted, other) for other, wanted in others.items()]
                 threads = min(threads, fair_share(shared.cores, (threads, self._start // _THREAD), wants))
             threads = self._crowding.limit(threads, now)
@@ -124,7 +123,6 @@ class Computation:
         system.unlock_part(self._file, self._start, self._threads)
         if self._threads > 1:
             self._ended = now = time.monotonic_ns()
-            self._others = self._shared.others(self._file, now)
             if self._share > 1:
                 self._crowding.observe(self._share, now - self._began, now)
 
@@ -209,18 +207,18 @@ class Crowding:
         self._wall += wall
         if threads != self._threads:
             self._begin(threads, now)
-        elif now - self._began >= _RECHECK:
-            self._judge(threads, now - self._began, now)
+        elif (elapsed := now - self._began) >= _RECHECK:
+            computed, cpu, delay = self._wall, self._cpu, self._delay
             self._begin(threads, now)
+            if computed >= _MOSTLY * elapsed:
+                self._judge(threads, elapsed, self._cpu - cpu, self._delay - delay)
 
-    def _judge(self, threads: int, elapsed: int, now: int) -> None:
-        """Set the limit by the window that ends."""
+    def _judge(self, threads: int, elapsed: int, got: int, waited: int) -> None:
+        """Set the limit by a window in which the process `got` processor time, and its threads `waited` for a core."""
         wanted = threads * elapsed
-        got, waited = self._gauges.cpu_time() - self._cpu, self._gauges.run_delay() - self._delay
-        crowded = got < MIN_CPU_SHARE * wanted and waited > MIN_DELAY_SHARE * wanted
-        if crowded and self._wall >= _MOSTLY * elapsed:
+        if got < MIN_CPU_SHARE * wanted and waited > MIN_DELAY_SHARE * wanted:
             self._limit = max(1, min(threads - 1, int(got / elapsed + 0.1)))
-            self._retry_at = now + _RETRY_COST * elapsed
+            self._retry_at = self._began + _RETRY_COST * elapsed
 
     def _begin(self, threads: int, now: int) -> None:
         self._threads, self._began, self._wall = threads, now, 0

@@ -127,7 +127,7 @@ def test_threads_of_one_process_share_as_well_and_leave_when_they_end(shared: Sh
     wait_for(mine, CORES)
 
 
-def test_who_computed_when_the_last_decode_ended_is_expected_to_go_on_for_a_moment(
+def test_who_computed_beside_the_last_decode_is_expected_to_go_on_for_a_moment(
     shared: SharedCores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [10**12]
