@@ -4,6 +4,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -158,20 +159,16 @@ def test_a_named_model_has_contexts_for_as_many_replies_as_fit(cache: Path, monk
 def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None:
     """Its requests wait; those for another model do not."""
     go = threading.Event()
-    with serving(own, "own", replies=3) as server:
+    with serving(own, "own", replies=3) as server, ThreadPoolExecutor() as threads:
         server.models.add(ServedModel(cast(LLM, Scripted(waiting(go))), "waiting", replies=1))
-        ask, answers = asker(server), list[Answer]()
-        threads = [threading.Thread(target=lambda: answers.append(chat(ask, "waiting"))) for _ in range(2)]
-        for thread in threads:
-            thread.start()
+        ask = asker(server)
+        both = [threads.submit(chat, ask, "waiting") for _ in range(2)]
         while (found := ask("GET", "/status").json["requests"])["running"] + found["waiting"] < 2:
             pass
         assert (found["running"], found["places"]) == (1, 3)
         assert text_of(chat(ask, "own"))
         go.set()
-        for thread in threads:
-            thread.join()
-    assert [answer.status for answer in answers] == [200, 200]
+        assert [one.result().status for one in both] == [200, 200]
 
 
 @pytest.mark.parametrize(
@@ -242,22 +239,20 @@ def test_a_stream_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(replies, "SIGN_OF_LIFE", 0.05)
     hardware = Hardware(n_ctx=512, threads=1)
     slow = Slow(ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append))
-    with HttpServer(HOME) as server:
+    with HttpServer(HOME) as server, ThreadPoolExecutor(1) as thread:
         server.open(PairOpener.open(slow, Counter(), bool), opener=slow)
         ask = asker(server)
         assert ask("POST", "/models/unload", {"model": "slow"}).json == {"model": "slow", "unloaded": True}
-        answers: list[Answer] = []
         more = {"messages": [{"role": "user", "content": "mug " * 4000}]} if fails else {}
-        thread = threading.Thread(target=lambda: answers.append(chat(ask, "slow", stream=True, **more)))
-        thread.start()
+        asked = thread.submit(chat, ask, "slow", stream=True, **more)
         while ask("GET", "/status").json["loading"] != ["slow"]:
             pass
         threading.Event().wait(0.2)
         slow.may_open.set()
-        thread.join()
-    assert answers[0].status == 200
-    assert answers[0].body.startswith(b": waiting\n\n")
+        answer = asked.result()
+    assert answer.status == 200
+    assert answer.body.startswith(b": waiting\n\n")
     if fails:
-        assert answers[0].events[-1]["error"]["code"] == "context_length_exceeded"
+        assert answer.events[-1]["error"]["code"] == "context_length_exceeded"
     else:
-        assert answers[0].body.endswith(b"data: [DONE]\n\n")
+        assert answer.body.endswith(b"data: [DONE]\n\n")

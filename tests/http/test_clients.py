@@ -136,7 +136,7 @@ def test_keywords_that_a_reply_may_break_are_named(ask: Ask) -> None:
 
 
 def test_head_answers_where_get_does(ask: Ask) -> None:
-    for path in ("/", "/health"):
+    for path in ("/", "/health", "/api/version", "/api/tags"):
         answer = ask("HEAD", path)
         assert (answer.status, answer.body) == (200, b"")
 

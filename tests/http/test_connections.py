@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ from tests.http.test_streaming import opened, said
 from tests.waiting import until
 
 SOON = 0.3
+LIMITS = ("HEAD_SECONDS", "NEXT_SECONDS", "READ_SECONDS")
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     """A server with short limits of time, and without a model."""
-    for name in ("HEAD_SECONDS", "NEXT_SECONDS", "READ_SECONDS"):
+    for name in LIMITS:
         monkeypatch.setattr(server_module, name, SOON)
     with configured(key="k" * 43) as server:
         server.models.open_without_model("There is no model.")
@@ -85,25 +87,6 @@ def test_what_comes_slowly_closes_the_connection(
             assert client.recv(1) == b""
 
 
-def test_so_do_responses_that_are_not_read(impatient: HttpServer) -> None:
-    """Observed at the server: the client's system hears of the end when it next probes, which can take minutes."""
-    request = left = b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    connections = impatient._server.connections  # type: ignore[union-attr]
-    end, accepted = time.monotonic() + 120, False
-    with connect(impatient) as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(0.05)
-        while not accepted or connections:
-            assert time.monotonic() < end, "the connection stays open"
-            accepted = accepted or bool(connections)
-            try:
-                left = left[client.send(left) :] or request
-            except TimeoutError:
-                continue
-            except ConnectionError:
-                return
-
-
 def test_a_stream_that_is_not_read_ends_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "READ_SECONDS", SOON)
     cancelled = threading.Event()
@@ -128,21 +111,11 @@ def stream_request() -> bytes:
     return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
 
 
-def test_a_response_may_take_its_time(impatient: HttpServer) -> None:
-    """While a request is being served, its connection is not idle."""
-    app = impatient._app._app
-
-    async def slow(scope: object, receive: object, send: object) -> None:
-        time.sleep(2 * SOON)
-        await app(scope, receive, send)  # type: ignore[arg-type]
-
-    impatient._app._app = slow
-    assert asker(impatient)("GET", "/health").status == 200
-
-
-def test_so_may_one_that_begins_just_before_another_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two requests that arrive together, uvicorn begins the second while the first returns."""
-    monkeypatch.setattr(server_module, "NEXT_SECONDS", SOON)
+def test_a_response_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two requests that arrive together, uvicorn begins the second while the first returns. No connection is idle
+    while a request is being served."""
+    for name in LIMITS:
+        monkeypatch.setattr(server_module, name, SOON)
     with opened(lambda *_: (token for token in said(b"a"))) as server, connect(server) as client:
         app = server._app._app
 
@@ -206,19 +179,14 @@ def test_requests_being_served_are_not_cut_off_for_new_ones(monkeypatch: pytest.
             await app(scope, receive, send)  # type: ignore[arg-type]
 
         server._app._app = wait
-        found: list[int] = []
-        threads = [
-            threading.Thread(target=lambda: found.append(asker(server)("GET", "/health").status)) for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-            being_served.acquire()
-        with connect(server) as client:
-            assert _closed(client)
-        go.set()
-        for thread in threads:
-            thread.join()
-        assert found == [200, 200]
+        with ThreadPoolExecutor() as threads:
+            served = [threads.submit(asker(server), "GET", "/health") for _ in range(2)]
+            for _ in served:
+                being_served.acquire()
+            with connect(server) as client:
+                assert _closed(client)
+            go.set()
+            assert [one.result().status for one in served] == [200, 200]
         server._app._app = app
         assert asker(server)("GET", "/health").status == 200
 

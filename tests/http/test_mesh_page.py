@@ -62,6 +62,8 @@ def server(opened: OpenedMesh, recorder: MeshRecorder) -> Iterator[HttpServer]:
 def test_the_status_has_what_each_device_did_for_the_last_reply(server: HttpServer, opened: OpenedMesh) -> None:
     ask = asker(server)
     before = ask("GET", "/status").json["mesh"]
+    assert (before["last"]["ttft_s"], before["last"]["planned_ttft_s"] > 0.0) == (None, True)
+    assert all(stage["planned"] and stage["measured"] is None for stage in before["last"]["stages"])
     held = [(one["device"], one["first_layer"], one["last_layer"]) for one in before["holders"]]
     assert held == [(share.name, share.layers.start + 1, share.layers.stop) for share in opened.verifier.mesh.shares]
     ttft: list[float] = []
@@ -83,12 +85,6 @@ def test_the_status_has_what_each_device_did_for_the_last_reply(server: HttpServ
     totals = dict.fromkeys(("ttft_s", "token_s", "planned_ttft_s", "planned_token_s"), "float")
     holder = {"device": "str", "first_layer": "int", "last_layer": "int"}
     same({"holders": before["holders"], "last": last}, {"holders": [holder], "last": totals | {"stages": [stage]}})
-
-
-def test_before_the_first_reply_it_is_the_plan(server: HttpServer) -> None:
-    last = asker(server)("GET", "/status").json["mesh"]["last"]
-    assert (last["ttft_s"], last["planned_ttft_s"] > 0.0) == (None, True)
-    assert all(stage["planned"] and stage["measured"] is None for stage in last["stages"])
 
 
 def test_replies_that_share_the_devices_are_left_out(server: HttpServer, recorder: MeshRecorder) -> None:

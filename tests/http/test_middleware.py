@@ -1,6 +1,5 @@
 """Requests that are refused, and what clients that show no key do not learn."""
 
-import asyncio
 import http.client
 import json
 import socket
@@ -18,9 +17,9 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.trust import Peer, Trust
-from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice
 from tests.http.conftest import HOME, Ask, asker, conversation, serving
+from tests.http.test_streaming import scripted
 from tests.rpc.strangers import befriend
 
 PATHS = [("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("POST", "/v1/completions")]
@@ -150,7 +149,7 @@ HERE, ELSEWHERE = (b"host", b"localhost"), (b"host", b"evil.example")
     ],
     ids=str,
 )  # fmt: skip
-def test_a_header_that_is_given_twice_is_not_believed(headers: list[tuple[bytes, bytes]], status: int) -> None:
+async def test_a_header_that_is_given_twice_is_not_believed(headers: list[tuple[bytes, bytes]], status: int) -> None:
     """Whatever the server in front of the middleware makes of them."""
     answers: list[int] = []
 
@@ -164,9 +163,7 @@ def test_a_header_that_is_given_twice_is_not_believed(headers: list[tuple[bytes,
         answers.extend([message["status"]] if "status" in message else [])
 
     scope = {"type": "http", "scheme": "http", "method": "GET", "path": "/v1/models", "headers": headers}
-    asyncio.run(
-        middleware.SecurityMiddleware(app, ["localhost"], middleware.Keys("k" * 43), error_body)(scope, receive, send)
-    )
+    await middleware.SecurityMiddleware(app, ["localhost"], middleware.Keys("k" * 43), error_body)(scope, receive, send)
     assert answers == [status]
 
 
@@ -260,14 +257,11 @@ def talkative(own: LLM, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """A pair whose replies name the device in a notice, or in an error."""
     said = f"{peer.name} ({peer.id.short}) at {peer.addresses[0]} is gone, so is [fe80::1%eth0]:7 and 10.0.0.9."
 
-    def reply(*_words: object, **_options: object) -> Reply:
-        def events() -> Generator[Notice, None, None]:
-            yield Notice(said)
-            raise VerifierLost(said, "Try again.")
+    def script(*_: object) -> Generator[Notice, None, None]:
+        yield Notice(said)
+        raise VerifierLost(said, "Try again.")
 
-        return Reply(lambda *_: events(), prompt_tokens=1, seed=0)
-
-    monkeypatch.setattr(own, "reply", reply)
+    monkeypatch.setattr(own, "reply", lambda *_words, **_options: scripted(script))
     return own
 
 

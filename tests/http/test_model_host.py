@@ -144,14 +144,6 @@ async def test_what_is_unused_for_longest_makes_room() -> None:
         assert used.served is (await lent(host, "4-used")).served
 
 
-async def test_what_does_not_fit_is_refused_before_anything_is_closed() -> None:
-    async with hosting() as (host, _shelf):
-        await (await lent(host, "9-big")).release()
-        with pytest.raises(MemoryShort, match="11-huge takes 11"):
-            await lent(host, "11-huge")
-        assert {model.name for model in host.by_use()} == {"1-default", "9-big"}
-
-
 async def test_what_is_in_use_is_waited_for() -> None:
     async with hosting() as (host, shelf):
         lease = await lent(host, "6-a")

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -146,18 +146,13 @@ def test_everyone_gets_the_same_as_alone(own: LLM) -> None:
     """Replies of a pair take turns."""
     with serving(own, "edgellm-verifier", replies=3, waiting=CLIENTS) as server:
         ask = asker(server)
-        answers: dict[int, Answer] = {}
 
-        def post(number: int) -> None:
+        def post(number: int) -> Answer:
             turns = [{"role": turn.role, "content": turn.content} for turn in case(number % 4)]
-            body = {"messages": turns, "max_tokens": 24, "stream": number < 4}
-            answers[number] = ask("POST", "/v1/chat/completions", body)
+            return ask("POST", "/v1/chat/completions", {"messages": turns, "max_tokens": 24, "stream": number < 4})
 
-        threads = [threading.Thread(target=post, args=(number,)) for number in range(CLIENTS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            answers = [*threads.map(post, range(CLIENTS))]
     for number in range(4):
         reply = own.reply(case(number), max_tokens=24)
         list(reply)
@@ -167,20 +162,16 @@ def test_everyone_gets_the_same_as_alone(own: LLM) -> None:
             assert "".join(map(text_of, said)) == reply.summary.text
 
 
-def test_a_slot_that_is_given_just_when_its_request_leaves_goes_to_the_next() -> None:
+async def test_a_slot_that_is_given_just_when_its_request_leaves_goes_to_the_next() -> None:
     async def settled() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    async def walk() -> None:
-        admission = Admission(2, 2)
-        await admission.acquire("small", 1)
-        leaves = asyncio.create_task(admission.acquire("small", 1))
-        stays = asyncio.create_task(admission.acquire("small", 1))
-        await settled()
-        admission.release("small")
-        leaves.cancel()
-        await settled()
-        assert (stays.done(), admission.running) == (True, 1)
-
-    asyncio.run(asyncio.wait_for(walk(), 60))
+    admission = Admission(2, 2)
+    await admission.acquire("small", 1)
+    leaves, stays = (asyncio.create_task(admission.acquire("small", 1)) for _ in range(2))
+    await settled()
+    admission.release("small")
+    leaves.cancel()
+    await settled()
+    assert (stays.done(), admission.running) == (True, 1)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from edgellm.spec.sampling import ModelSampling
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Event, Notice, Source, Token
-from tests.http.conftest import HOME, Answer, asker, conversation, serving
+from tests.http.conftest import HOME, asker, conversation, serving
 from tests.waiting import until
 
 Script = Callable[[Summary, Callable[[], bool]], Generator[Event, None, None]]
@@ -164,6 +165,10 @@ def test_details_of_unexpected_errors_are_reported_by_the_server_alone() -> None
     assert events == ["A reply failed: ZeroDivisionError: secret"] * 2
 
 
+def says(server: HttpServer, metric: str) -> bool:
+    return metric.encode() in asker(server)("GET", "/metrics").body
+
+
 def begun(server: HttpServer, body: Mapping[str, object]) -> http.client.HTTPConnection:
     """Return the connection of a client that has asked for a chat completion."""
     connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=60)
@@ -192,11 +197,11 @@ def test_a_client_that_leaves_ends_the_reply(stream: bool) -> None:
         if stream:
             assert connection.getresponse().read(40)
         else:
-            until(lambda: b"edgellm_requests_running 1.0" in asker(server)("GET", "/metrics").body)
+            until(lambda: says(server, "edgellm_requests_running 1.0"))
         assert not ended.is_set()
         leave(connection)
         assert ended.wait(120)
-        until(lambda: b'edgellm_requests_total{outcome="cancelled"} 1.0' in asker(server)("GET", "/metrics").body)
+        until(lambda: says(server, 'edgellm_requests_total{outcome="cancelled"} 1.0'))
 
 
 def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> None:
@@ -224,66 +229,48 @@ def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> N
         leave(connection)
         assert over.wait(30)
         # the made-up reply does not say how it ended, and counts as cancelled, too
-        until(lambda: b'edgellm_requests_total{outcome="cancelled"} 2.0' in ask("GET", "/metrics").body)
+        until(lambda: says(server, 'edgellm_requests_total{outcome="cancelled"} 2.0'))
 
 
 def test_too_many_at_once_are_refused_and_one_in_the_queue_that_leaves_makes_room() -> None:
     go = threading.Event()
-    with opened(waiting(go), replies=1, waiting=1) as server:
+    with opened(waiting(go), replies=1, waiting=1) as server, ThreadPoolExecutor() as threads:
         ask = asker(server)
-        answers: list[Answer] = []
-
-        def post() -> None:
-            answers.append(ask("POST", "/v1/chat/completions", conversation()))
-
-        def metric(line: str) -> Callable[[], bool]:
-            return lambda: line.encode() in ask("GET", "/metrics").body
-
-        first = threading.Thread(target=post)
-        first.start()
-        until(metric("edgellm_requests_running 1.0"))
+        asked = "POST", "/v1/chat/completions", conversation()
+        first = threads.submit(ask, *asked)
+        until(lambda: says(server, "edgellm_requests_running 1.0"))
         waits = begun(server, conversation())
-        until(metric("edgellm_requests_waiting 1.0"))
+        until(lambda: says(server, "edgellm_requests_waiting 1.0"))
         for stream in (False, True):
             refused = ask("POST", "/v1/chat/completions", conversation(stream=stream))
             assert (refused.status, refused.error["code"]) == (429, "queue_full")
             assert int(refused.headers["retry-after"]) >= 1
         waits.close()
-        until(metric("edgellm_requests_waiting 0.0"))
-        second = threading.Thread(target=post)
-        second.start()
-        until(metric("edgellm_requests_waiting 1.0"))
+        until(lambda: says(server, "edgellm_requests_waiting 0.0"))
+        second = threads.submit(ask, *asked)
+        until(lambda: says(server, "edgellm_requests_waiting 1.0"))
         go.set()
-        first.join()
-        second.join()
-        assert [answer.status for answer in answers] == [200, 200]
-        assert b'edgellm_requests_total{outcome="refused"} 2.0' in ask("GET", "/metrics").body
+        assert [one.result().status for one in (first, second)] == [200, 200]
+        assert says(server, 'edgellm_requests_total{outcome="refused"} 2.0')
 
 
 def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
-    with HttpServer(HOME) as server:
+    with HttpServer(HOME) as server, ThreadPoolExecutor() as thread:
         ask = asker(server)
-        for answer in (
-            ask("GET", "/health"),
-            ask("GET", "/v1/models"),
-            ask("POST", "/v1/completions", {"prompt": "a"}),
-        ):
+        for path in ("/health", "/v1/models"):
+            answer = ask("GET", path)
             assert (answer.status, answer.error["code"]) == (503, "loading")
             assert answer.headers["retry-after"] == "1"
         server.open(ServedModel(cast(LLM, Scripted(endless)), "made-up"))
         assert ask("GET", "/health").json == {"status": "ok", "models": {"made-up": "ok"}}
-        answers: list[Answer] = []
-        streaming = threading.Thread(
-            target=lambda: answers.append(ask("POST", "/v1/chat/completions", conversation(stream=True)))
-        )
-        streaming.start()
-        until(lambda: b"edgellm_requests_running 1.0" in ask("GET", "/metrics").body)
+        asked = "POST", "/v1/chat/completions"
+        streaming = thread.submit(ask, *asked, conversation(stream=True))
+        until(lambda: says(server, "edgellm_requests_running 1.0"))
         server.request_stop(60)
-        until(lambda: ask("POST", "/v1/chat/completions", conversation()).status == 503)
-        assert ask("POST", "/v1/chat/completions", conversation()).error["code"] == "stopping"
+        until(lambda: ask(*asked, conversation()).status == 503)
+        assert ask(*asked, conversation()).error["code"] == "stopping"
         server.request_stop(0)
-        streaming.join(120)
-        assert answers[0].status == 200
+        assert streaming.result().status == 200
         assert server.wait(120)
 
 

@@ -17,8 +17,9 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, settled
 from edgellm.spec.types import Verdict
+from testkit.chat_traits import TRAITS
 from testkit.thinking_templates import with_template
-from tests.http.conftest import Ask, asker, serving
+from tests.http.conftest import Answer, asker, serving
 
 TEMPLATE = (
     "{%- if tools %}{{ '<|system|>Tools: ' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
@@ -32,11 +33,12 @@ CALLS = (
     'Wait.\n<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call>\n'
     '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
 )
-TOOLS: Any = [
-    {"type": "function", "function": {"name": "get_weather", "description": "The weather", "parameters": {
-        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}},
-    {"type": "function", "function": {"name": "clock", "description": "The time"}},
+FUNCTIONS: Any = [
+    {"name": "get_weather", "description": "The weather", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
+    {"name": "clock", "description": "The time", "parameters": {"type": "object"}},
 ]  # fmt: skip
+TOOLS: Any = [{"type": "function", "function": one} for one in FUNCTIONS]
 USER: Any = {"role": "user", "content": "How is the weather in Zürich, and how late is it?"}
 
 
@@ -73,27 +75,29 @@ def writing_over(path: Path, **config: Any) -> Iterator[tuple[Writer, HttpServer
             yield writer, server
 
 
-@pytest.fixture(scope="module", params=["own", "generic"])
+@pytest.fixture(scope="module", params=["own", "generic", "strict"])
 def writing(
     request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Writer, Ask, str]]:
-    """A server over a model whose template knows tools, or does not."""
+) -> Iterator[tuple[Writer, HttpServer]]:
+    """A server over a model that writes what it is told, and whose template knows tools, does not, or wants much of a
+    conversation."""
     path = f32_pair[1]
-    if request.param == "own":
-        path = with_template(path, tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
-    with writing_over(path) as (writer, server):
-        yield writer, asker(server), server.url
+    if request.param != "generic":
+        template = TEMPLATE if request.param == "own" else TRAITS["as strict as Mistral's"]
+        path = with_template(path, tmp_path_factory.mktemp("tools") / "tools.gguf", template)
+    with writing_over(path, strict=getattr(request.module, "STRICT", False)) as found:
+        yield found
 
 
-def ask_for(ask: Ask, **more: object) -> Any:
-    return ask("POST", "/v1/chat/completions", {"messages": [USER], "tools": TOOLS, **more})
+def ask_for(server: HttpServer, **more: object) -> Answer:
+    return asker(server)("POST", "/v1/chat/completions", {"messages": [USER], "tools": TOOLS, **more})
 
 
-def test_a_reply_of_no_token_has_no_share_of_verified_ones(writing: tuple[Writer, Ask, str]) -> None:
-    writer, ask, _ = writing
+def test_a_reply_of_no_token_has_no_share_of_verified_ones(writing: tuple[Writer, HttpServer]) -> None:
+    writer, server = writing
     for text in ("", "Wait."):
         writer.says(text)
-        assert ("x-edgellm-verified" in ask_for(ask, tools=[]).headers) == bool(text)
+        assert ("x-edgellm-verified" in ask_for(server, tools=[]).headers) == bool(text)
 
 
 TIMED: Any = {"properties": {"zone": {"description": "half a surrogate pair: \ud800"}}}
@@ -112,11 +116,11 @@ ASKED: dict[str, Any] = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("arguments", [r'{"zone\ud83d": ["\udc00", NaN, -Infinity, 1e999]}', r'"{\"a\": \"\ud83d\"}"'])
 def test_what_leaves_the_server_is_valid_json(
-    writing: tuple[Writer, Ask, str], path: str, stream: bool, arguments: str
+    writing: tuple[Writer, HttpServer], path: str, stream: bool, arguments: str
 ) -> None:
-    writer, ask, _ = writing
+    writer, server = writing
     writer.says(f'<tool_call>{{"name": "clock", "arguments": {arguments}}}</tool_call>')
-    answer = ask("POST", path, {**ASKED[path], "stream": stream})
+    answer = asker(server)("POST", path, {**ASKED[path], "stream": stream})
     text = answer.body.decode()
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line and not line.startswith((":", "event:"))]
     read = [json.loads(line, parse_constant=pytest.fail) for line in lines if line != "[DONE]"]
@@ -131,21 +135,21 @@ def test_a_call_that_the_limit_cuts_is_no_call(f32_pair: tuple[Path, Path], tmp_
     text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich </parameter> or Bern"
     with writing_over(with_template(f32_pair[1], tmp_path / "xml.gguf", template)) as (writer, server):
         writer.says(text)
-        ended = ask_for(asker(server)).json
+        ended = ask_for(server).json
         most = ended["usage"]["completion_tokens"] - 2
-        cut = ask_for(asker(server), max_tokens=most).json["choices"][0]
+        cut = ask_for(server, max_tokens=most).json["choices"][0]
     (call,) = ended["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"city": "Zürich </parameter> or Bern"}
     assert (cut["finish_reason"], cut["message"].get("tool_calls")) == ("length", None)
     assert cut["message"]["content"] == text[: len(cut["message"]["content"])]
 
 
-def test_a_call_that_must_come_is_begun_for_the_model(writing: tuple[Writer, Ask, str]) -> None:
-    writer, ask, _ = writing
+def test_a_call_that_must_come_is_begun_for_the_model(writing: tuple[Writer, HttpServer]) -> None:
+    writer, server = writing
     writer.says('{"city": "Bern"}}</tool_call>')
-    ask_for(ask, tool_choice={"type": "function", "function": {"name": "get_weather"}})
+    ask_for(server, tool_choice={"type": "function", "function": {"name": "get_weather"}})
     assert writer.prompt.endswith('<tool_call>\n{"name": "get_weather", "arguments": ')
-    assert ask_for(ask, tools=TOOLS[:1], tool_choice="required").json["choices"][0]["finish_reason"] == "tool_calls"
+    assert ask_for(server, tools=TOOLS[:1], tool_choice="required").json["choices"][0]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +163,7 @@ def test_a_call_that_must_come_is_begun_for_the_model(writing: tuple[Writer, Ask
     ],
     ids=str,
 )  # fmt: skip
-def test_tools_that_cannot_be_meant_are_refused(writing: tuple[Writer, Ask, str], more: Any, said: str) -> None:
+def test_tools_that_cannot_be_meant_are_refused(writing: tuple[Writer, HttpServer], more: Any, said: str) -> None:
     answer = ask_for(writing[1], **more)
     assert answer.status == 400
     assert said in answer.error["message"]
@@ -191,7 +195,7 @@ def test_one_of_several_tools_is_called_where_one_is_required(pair: LLM, tempera
     with serving(pair, "pair") as server:
         tools = [PLACES, {**PLACES, "function": {**PLACES["function"], "name": "elsewhere"}}]
         more = {"tools": tools, "tool_choice": "required", "temperature": temperature, "seed": 5, "max_tokens": 100}
-        choice = ask_for(asker(server), **more).json["choices"][0]
+        choice = ask_for(server, **more).json["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] in ("place", "elsewhere")
@@ -205,8 +209,8 @@ def test_a_call_that_must_come_leaves_an_empty_thought(f32_pair: tuple[Path, Pat
     verifier = with_template(f32_pair[1], tmp_path / "thinks.gguf", TEMPLATE + "{{- '<think>\\n' }}{# </think> #}")
     with LLM.open("none", verifier, threads=1) as alone, serving(alone, "pair") as server:
         more = {"tools": [PLACES], "tool_choice": "required", "max_tokens": 100}
-        choice = ask_for(asker(server), **more).json["choices"][0]
-        refused = ask_for(asker(server), **more, think=True)
+        choice = ask_for(server, **more).json["choices"][0]
+        refused = ask_for(server, **more, think=True)
     (call,) = choice["message"]["tool_calls"]
     assert set(json.loads(call["function"]["arguments"])) == {"at", "n"}
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == (None, None)

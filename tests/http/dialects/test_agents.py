@@ -11,8 +11,7 @@ from edgellm.http.server import HttpServer
 from testkit.chat_traits import TRAITS
 from testkit.thinking_templates import with_template
 from tests.http.conftest import QUESTION, Ask, asker
-from tests.http.dialects.test_own_clients import writing
-from tests.http.test_tools import Writer, writing_over
+from tests.http.test_tools import Writer, writing, writing_over
 
 __all__ = ["writing"]
 

@@ -13,16 +13,13 @@ import pytest
 
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from testkit.chat_traits import TRAITS
 from testkit.thinking_templates import ALWAYS, with_template
 from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
-from tests.http.test_tools import CALLS, TEMPLATE, Writer, writing_over
+from tests.http.test_tools import CALLS, FUNCTIONS, TOOLS, Writer, writing
 
-FUNCTIONS: Any = [
-    {"name": "get_weather", "description": "The weather", "parameters": {
-        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
-    {"name": "clock", "description": "The time", "parameters": {"type": "object"}},
-]  # fmt: skip
+__all__ = ["writing"]
+
+STRICT = True  # these clients send nothing that a strict server refuses
 RESULTS = ("rain <|end|>", "")
 CALLED = [("get_weather", {"city": "Zürich"}), ("clock", {})]
 
@@ -53,7 +50,7 @@ By: TypeAlias = Callable[[str, Asked], Said]
 
 def by_openai(url: str, asked: Asked) -> Said:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
-        more: Any = {"tools": [{"type": "function", "function": one} for one in FUNCTIONS]} if asked.tools else {}
+        more: Any = {"tools": TOOLS} if asked.tools else {}
         more |= {"model": client.models.list().data[0].id, "messages": asked.turns, "max_tokens": asked.longest}
         more["extra_body"] = {"think": asked.think}
         if asked.stream:
@@ -131,8 +128,8 @@ def by_anthropic(url: str, asked: Asked) -> Said:
 def by_ollama(url: str, asked: Asked) -> Said:
     with ollama.Client(host=url) as client:
         (name,) = [one.model for one in client.list().models]
-        tools: Any = [{"type": "function", "function": one} for one in FUNCTIONS] if asked.tools else None
-        more: Any = {"tools": tools, "think": asked.think, "options": {"num_predict": asked.longest}}
+        tools, options = TOOLS if asked.tools else None, {"num_predict": asked.longest}
+        more: Any = {"tools": tools, "think": asked.think, "options": options}
         lines: Any = client.chat(name, asked.turns, stream=asked.stream, **more)
         lines = list(lines) if asked.stream else [lines]
     calls = [call for line in lines for call in line.message.tool_calls or ()]
@@ -182,20 +179,6 @@ def test_a_text_is_that_of_a_chat_completion(
     assert (said.end, said.calls) == (end, [])
 
 
-@pytest.fixture(scope="module", params=["own", "generic", "strict"])
-def writing(
-    request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Writer, HttpServer]]:
-    """A server over a model that writes what it is told, and whose template knows tools, does not, or wants much of a
-    conversation. These clients send nothing that a strict one refuses."""
-    path = f32_pair[1]
-    if request.param != "generic":
-        template = TEMPLATE if request.param == "own" else TRAITS["as strict as Mistral's"]
-        path = with_template(path, tmp_path_factory.mktemp("tools") / "tools.gguf", template)
-    with writing_over(path, strict=request.module.__name__ == __name__) as found:
-        yield found
-
-
 @every
 @streamed
 def test_tools_are_called_and_their_results_returned(by: By, stream: bool, writing: tuple[Writer, HttpServer]) -> None:
@@ -215,11 +198,10 @@ def test_tools_are_called_and_their_results_returned(by: By, stream: bool, writi
     assert writer.prompt.count("Zürich") > 1, "asked and called"
 
 
-OPENAIS = [{"type": "function", "function": one} for one in FUNCTIONS]
 ANTHROPICS = [{"name": one["name"], "input_schema": one["parameters"]} for one in FUNCTIONS]
 CHOICES: dict[str, tuple[Any, list[Any], Callable[[Any], list[str]]]] = {
     "/v1/chat/completions": (
-        {"messages": [user("?")], "tools": OPENAIS},
+        {"messages": [user("?")], "tools": TOOLS},
         [{"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, {"parallel_tool_calls": False},
          {"tool_choice": "none"}],
         lambda found: [one["function"]["name"] for one in found["choices"][0]["message"].get("tool_calls", ())],

@@ -10,8 +10,7 @@ from edgellm.http.dialects.responses import ConversationStore
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.server import HttpServer
 from tests.http.conftest import QUESTION, Ask
-from tests.http.dialects.test_own_clients import FUNCTIONS, writing
-from tests.http.test_tools import CALLS, Writer
+from tests.http.test_tools import CALLS, FUNCTIONS, Writer, writing
 
 __all__ = ["writing"]
 
