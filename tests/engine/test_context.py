@@ -1,7 +1,5 @@
 """The cache: whatever was decoded, rolled back or branched before, logits are those of a fresh context."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,20 +82,6 @@ def test_too_many_rows_of_logits(exact_model: Model) -> None:
         assert context.length(0) == context.length(1) == 0
 
 
-def test_sync_keeps_what_is_common(exact_model: Model, context: Context) -> None:
-    ids = some_ids(30)
-    assert context.sync(ids) == 0
-    context.decode(ids)
-    other = ids.copy()
-    other[12] += 1
-    assert context.sync(other) == 12
-    logits = context.decode(other[12:]).copy()
-    assert difference(logits, one_by_one(exact_model, other)[29:]) < CLOSE
-    assert context.sync(other) == 29  # the last id is decoded again, for its logits
-    assert difference(context.decode(other[29:]), logits) < CLOSE
-    assert context.sync(other[:5]) == 4
-
-
 def test_embeddings_stand_for_tokens(make_model: MakeModel) -> None:
     model = make_model()
     table = next(t for t in model.header.tensors if t.name == "token_embd.weight")
@@ -135,13 +119,9 @@ WIDTHS = [0, 1, 4, 4, 4, 8, 8, 8, 8]
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 9])
 @pytest.mark.parametrize("outputs", [0, 1, 2])
-def test_it_changes_nothing_that_is_seen(f32_pair: tuple[Path, Path], n: int, outputs: int) -> None:
-    ids = np.arange(300, 330, dtype=np.int32)
-    with (
-        Model.load(f32_pair[0]) as model,
-        Context(model, ContextSpec(n_ctx=64)) as one,
-        Context(model, ContextSpec(n_ctx=64)) as other,
-    ):
+def test_it_changes_nothing_that_is_seen(exact_model: Model, n: int, outputs: int) -> None:
+    ids, spec = np.arange(300, 330, dtype=np.int32), ContextSpec(n_ctx=64)
+    with Context(exact_model, spec) as one, Context(exact_model, spec) as other:
         one.fill(WIDTHS)
         rows: list[int] = []
         run = one._run
@@ -161,16 +141,16 @@ def test_it_changes_nothing_that_is_seen(f32_pair: tuple[Path, Path], n: int, ou
         assert one.decode(ids[:9]).argmax() == other.decode(ids[:9]).argmax()  # nothing is left of the copies
 
 
-def test_where_there_is_no_room_it_is_not_filled(f32_pair: tuple[Path, Path]) -> None:
+def test_where_there_is_no_room_it_is_not_filled(exact_model: Model) -> None:
     ids = np.arange(300, 310, dtype=np.int32)
-    with Model.load(f32_pair[0]) as model, Context(model, ContextSpec(n_ctx=10)) as context:
+    with Context(exact_model, ContextSpec(n_ctx=10)) as context:
         context.fill(WIDTHS)
         context.decode(ids[:5])
         context.decode(ids[5:])  # three more would be beyond the end
         assert context.length() == 10
         with pytest.raises(ContextFull):
             context.decode(ids[:1])
-    with Model.load(f32_pair[0]) as model, Context(model, ContextSpec(n_ctx=8, n_seq=2, spare=0)) as context:
+    with Context(exact_model, ContextSpec(n_ctx=8, n_seq=2, spare=0)) as context:
         context.fill(WIDTHS)
         context.decode(ids[:3])
         context.decode(ids[:3], seq=1)  # there are cells for these, and none for a copy
@@ -178,46 +158,27 @@ def test_where_there_is_no_room_it_is_not_filled(f32_pair: tuple[Path, Path]) ->
         assert context.decode(ids[3:5]).shape[0] == 1
 
 
-def test_a_context_that_shows_its_insides_is_not_filled(f32_pair: tuple[Path, Path]) -> None:
-    with Model.load(f32_pair[0]) as model:
-        context = Context(model, ContextSpec(n_ctx=16), capture=Capture(attention=(1,)))
+def test_a_context_that_shows_its_insides_is_not_filled(exact_model: Model) -> None:
+    with Context(exact_model, ContextSpec(n_ctx=16), capture=Capture(attention=(1,))) as context:
         context.fill(WIDTHS)
         context.decode(np.arange(300, 303, dtype=np.int32))
         assert context.captured is not None
         assert context.captured.attention(1).shape[1] == 3
-        context.close()
 
 
 TEXT = np.arange(10, 90, dtype=np.int32)
 
 
-@pytest.fixture(params=[False, True], ids=["streams", "unified"])
-def four(exact_model: Model, request: pytest.FixtureRequest) -> Iterator[Context]:
-    """A context of four sequences."""
-    with Context(exact_model, ContextSpec(n_ctx=128, n_seq=4, threads=1, unified=request.param)) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize("length", [0, 1, 50, 79, 80])
-def test_what_follows_a_copied_prefix_is_what_follows_a_computed_one(four: Context, length: int) -> None:
-    other = np.concatenate((TEXT[:length], TEXT[::-1][:20]))
-    wanted = four.decode(other, seq=3)[0].copy()
-    four.decode(TEXT, seq=0)
-    four.decode(TEXT[::-1][:30], seq=1)  # is overwritten
-    four.copy_prefix(0, 1, length)
-    assert np.array_equal(four.cached(1), TEXT[:length])
-    assert np.array_equal(four.cached(0), TEXT)
-    assert np.allclose(four.decode(other[length:], seq=1)[0], wanted, atol=1e-4)
-
-
-def test_copies_that_wait_for_the_next_decode_do_not_disturb_each_other(four: Context) -> None:
-    wanted = four.decode(TEXT, seq=3)[0].copy()
-    four.clear(3)
-    four.decode(TEXT[:60], seq=0)
-    four.copy_prefix(0, 1, 60)
-    four.copy_prefix(1, 2, 40)
-    four.rollback(20, 0)
-    ids = [TEXT[20:], TEXT[60:], TEXT[40:]]
-    rows = four.decode_rows([SeqRows(seq, rest, 1) for seq, rest in enumerate(ids)])
-    for row in rows:
-        assert np.allclose(row[0], wanted, atol=1e-4)
+@pytest.mark.parametrize("unified", [True, False])
+def test_copies_that_wait_for_the_next_decode_do_not_disturb_each_other(exact_model: Model, unified: bool) -> None:
+    with Context(exact_model, ContextSpec(n_ctx=128, n_seq=4, threads=1, unified=unified)) as context:
+        wanted = context.decode(TEXT, seq=3)[0].copy()
+        context.clear(3)
+        context.decode(TEXT[:60], seq=0)
+        context.copy_prefix(0, 1, 60)
+        context.copy_prefix(1, 2, 40)
+        context.rollback(20, 0)
+        ids = [TEXT[20:], TEXT[60:], TEXT[40:]]
+        rows = context.decode_rows([SeqRows(seq, rest, 1) for seq, rest in enumerate(ids)])
+        for row in rows:
+            assert np.allclose(row[0], wanted, atol=1e-4)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from edgellm.engine import library, native
-from edgellm.engine.library import COMPILED, DEFAULTS, FUNCTIONS, NAMED, PREBUILT, VARIABLE, Library
+from edgellm.engine.library import COMPILED, DEFAULTS, FUNCTIONS, PREBUILT, VARIABLE, Library
 from tests.programs import ROOT, run_python
 
 needs_prebuilt = pytest.mark.skipif(
@@ -73,11 +73,6 @@ CHOICE = """
     print(native.LIBRARY.kind, native.LIBRARY.reason, native.features().backends, sep="\\n")
     print(open("/proc/self/maps").read())
 """
-
-
-def test_what_the_user_named_is_the_only_candidate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    assert list(library.candidates()) == [Library(NAMED, (tmp_path,), f"{VARIABLE} names it")]
 
 
 @needs_prebuilt

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, Message, Model, Vocabulary, VocabularyMatch, native
@@ -180,23 +180,6 @@ def test_a_model_without_a_name_has_its_files(tmp_path: Path, make_model: MakeMo
     (tmp_path / "other.gguf").write_bytes(data)
     with Model.load(tmp_path / "other.gguf") as model:
         assert model.name == "other"
-
-
-@settings(max_examples=200)
-@given(st.text())
-def test_text_comes_back_byte_by_byte(draft_model: Model, text: str) -> None:
-    ids = draft_model.tokenize(text)
-    assert draft_model.detokenize(ids) == text.encode()
-    assert b"".join(draft_model.piece(token) for token in ids.tolist()) == text.encode()
-
-
-@settings(max_examples=50)
-@given(st.text())
-def test_plain_text_never_holds_control_tokens(draft_model: Model, text: str) -> None:
-    names = [draft_model.vocabulary.pieces[i].decode() for i in hidden(draft_model)]
-    ids = draft_model.tokenize(text.join(names))
-    assert not set(ids.tolist()) & set(hidden(draft_model))
-    assert draft_model.detokenize(ids) == text.join(names).encode()
 
 
 def hidden(model: Model) -> list[int]:

@@ -15,16 +15,17 @@ from edgellm.engine.gguf.reader import check_gguf
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import ServiceKind, parse_announcement
-from edgellm.rpc.trust.identity import Identity, parse_short
+from edgellm.rpc.trust.identity import parse_short
 from edgellm.rpc.trust.pairing import Code
-from edgellm.rpc.trust.trust import Peers, Trust
+from edgellm.rpc.trust.trust import Peers
 from edgellm.storage import resolve
 from edgellm.storage.model_files import parse_hub_name
-from testkit.gguf.random_model import Shape, write
+from testkit.gguf.random_model import write
 from testkit.hostile.loader import Loader
+from tests.engine.conftest import TINY
+from tests.fuzz.link_messages import paired
 from tests.fuzz.reading import Outcome, Reader
 
-TINY = Shape("llama", 400, 2, 32, 2, 1, 64, 512)
 _NUMBERS = (0, 1, 2, 63, 64, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
 
 _LOAD = """
@@ -59,9 +60,8 @@ def _hub_name(text: str) -> None:
 
 def readers(folder: Path) -> list[Reader]:
     """Return readers of typed, announced and stored text, the last in files below `folder`."""
-    device = Identity.new()
-    short = device.id.short.encode()
-    trust = Trust(device, Peers(folder / "there"))
+    own, _ = paired(folder / "there")
+    short = own.identity.id.short.encode()
     listed = folder / "listed"
     listed.mkdir(mode=0o700)
 
@@ -83,7 +83,6 @@ def readers(folder: Path) -> list[Reader]:
         if parse_announcement(info, local=False) is None:
             raise InvalidOption("It is not one of ours.", "Ignore it.")
 
-    rows = _peers_file(folder, trust)
     names = [
         b"hf.co/user/repo:Q4_K_M", b"user/repo@Q8_0", b"edgellm-draft", b"~/x.gguf", b"a/../../etc/passwd",
         b"../x.gguf",
@@ -95,18 +94,8 @@ def readers(folder: Path) -> list[Reader]:
         Reader("model names", names[:2], _text(_hub_name)),
         Reader("models", names, _text(resolve)),
         Reader("announcements", [b"id=" + short + b"\0v=1\0i=0123456789abcdef"], announced),
-        Reader("paired devices", [rows], peers),
+        Reader("paired devices", [(folder / "there" / "peers.json").read_bytes()], peers),
     ]
-
-
-def _peers_file(folder: Path, trust: Trust) -> bytes:
-    from edgellm.rpc.protos import trust_pb2 as pb
-    from edgellm.rpc.trust.pairing import read_introduction
-    from edgellm.rpc.trust.trust import Right
-
-    words = pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"]).SerializeToString()
-    trust.peers.add(read_introduction(Identity.new().certificate, words, frozenset(Right), "10.0.0.2"))
-    return (folder / "there" / "peers.json").read_bytes()
 
 
 def headers(count: int, seed: int, folder: Path) -> Outcome:

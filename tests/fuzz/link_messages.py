@@ -84,7 +84,7 @@ def _greeted(data: bytes) -> object:
     return asyncio.run(greet(cast(Any, _Greeting(data)), VOCABULARY, 1.0, "there"))
 
 
-def _paired(folder: Path) -> tuple[Trust, Identity]:
+def paired(folder: Path) -> tuple[Trust, Identity]:
     """Return this device, and one that it is paired with."""
     own, other = Trust(Identity.new(), Peers(folder)), Identity.new()
     words = trust_pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"])
@@ -109,7 +109,7 @@ def readers(folder: Path) -> list[Reader]:
     hello = pb.HelloReply(protocol=PROTOCOL, vocabulary=bytes.fromhex(VOCABULARY.fingerprint), vocabulary_size=WORDS,
                           model="big", context_length=512, model_hash=bytes(32),
                           sampling=write_wanted(WANTED))  # fmt: skip
-    own, other = _paired(folder)
+    own, other = paired(folder)
     nonce, host = bytes(32), Address("10.0.0.2", 1)
     offer = trust_pb.Offer(model="big", size=5, vocabulary=bytes(32))
     welcome = trust_pb.WelcomeReply(

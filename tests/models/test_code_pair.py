@@ -1,14 +1,11 @@
-"""The code pair's files: one vocabulary, a profile that is theirs, and the verifier's own text on real code."""
+"""The code pair's files: one vocabulary, a profile that is theirs, and a corpus of real code."""
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgellm.engine import Model
-from edgellm.llm import LLM
 from edgellm.llm.pair_stats import read_profile
 from edgellm.storage import fingerprint
 from models.code import stdlib
@@ -16,8 +13,6 @@ from models.code.corpus import SIZE, TASKS, case_at, held_out
 from models.code.stdlib import Split, library
 from models.pairs import PAIRS
 from models.profile import prompts
-from testkit.gguf.changed import to_f32
-from testkit.questions import MOST, Question, questions
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +31,6 @@ PAIR = PAIRS["code"]
 DRAFT, VERIFIER = PAIR.file("draft"), PAIR.file("verifier")
 
 
-@pytest.fixture(scope="module")
-def asked(short_files_alone: None) -> list[Question]:
-    return questions(2, pair="code")
-
-
 def test_both_models_have_the_vocabulary_that_they_were_trained_with() -> None:
     trained = PAIR.tokenizer()
     with Model.load(DRAFT) as draft, Model.load(VERIFIER) as verifier:
@@ -53,36 +43,6 @@ def test_both_models_have_the_vocabulary_that_they_were_trained_with() -> None:
 def test_the_profile_is_of_these_files_and_of_a_hundred_prompts() -> None:
     profile = read_profile(PAIR.profile, fingerprint(DRAFT), fingerprint(VERIFIER))
     assert profile.terms.prompts == len(prompts(PAIR, 25)) == 100
-
-
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """F32 copies, as for the bundled pair."""
-    folder = tmp_path_factory.mktemp("code")
-    copies = folder / "draft.gguf", folder / "verifier.gguf"
-    for source, copy in zip((DRAFT, VERIFIER), copies, strict=True):
-        to_f32(source, copy)
-    return copies
-
-
-@pytest.mark.parametrize(
-    "options", [{}, pytest.param({"temperature": 1.0, "top_k": 0, "top_p": 1.0}, marks=pytest.mark.nightly)]
-)
-def test_the_text_is_the_verifiers(asked: list[Question], exact: tuple[Path, Path], options: dict[str, Any]) -> None:
-    with (
-        LLM.open(*exact, threads=1, history=False) as pair,
-        LLM.open("none", exact[1], threads=1, history=False) as alone,
-    ):
-        accepted = 0
-        for seed, question in enumerate(asked):
-            own = alone.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **options)
-            text = [token.id for token in own]
-            forced: dict[str, Any] = {"gate": "always", "retrieval": "off", "gamma": 4}
-            for ways in ({}, forced):  # by default drafts are used only where that pays
-                ours = pair.reply(question.messages, max_tokens=MOST, seed=seed, **options, **ways)
-                assert [token.id for token in ours] == text
-            accepted += ours.summary.accepted
-        assert accepted > 10
 
 
 # --- its corpus -------------------------------------------------------------------------------------------------------

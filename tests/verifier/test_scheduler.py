@@ -59,16 +59,6 @@ def test_next_batch(waiting: list[tuple[int, int, int]], prefills: int, batch: l
     assert shapes(next_batch([want(*one) for one in waiting], LIMITS, prefills)) == batch
 
 
-@pytest.mark.parametrize(("unseen", "steps"), [(33, [33]), (140, [128, 12]), (300, [128, 128, 44])])
-def test_who_is_alone_is_prefilled_in_larger_pieces(unseen: int, steps: list[int]) -> None:
-    found: list[int] = []
-    while unseen:
-        found.append(next_batch([want(1, unseen, 0)], SchedulerLimits(), len(found), single_session=True)[0].tokens)
-        unseen -= found[-1]
-    assert found == steps
-    assert shapes(next_batch([want(1, 300, 0)], SchedulerLimits(rows=64), 0, single_session=True)) == [(1, 64, 0)]
-
-
 @given(wants, limits, st.integers(0, 3))
 def test_a_batch_keeps_its_promises(waiting: list[Job], limits: SchedulerLimits, prefills: int) -> None:
     batch = next_batch(waiting, limits, prefills)
