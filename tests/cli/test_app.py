@@ -5,7 +5,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tomllib
 from importlib import reload
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import typer
 
-import edgellm
 from edgellm import cli, storage
 from edgellm.cli.app import SHORT, pages
 from edgellm.cli.options import option_texts
@@ -31,12 +29,6 @@ def start_endless(*words: str) -> subprocess.Popen[str]:
         [sys.executable, "-m", "tests.cli.endless", *words],
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-
-
-def test_the_version_is_told(edge: Edge) -> None:
-    assert edge("--version").out.startswith(f"edgellm {edgellm.__version__}\nllama.cpp: ")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"edgellm": "edgellm.cli:main"}
 
 
 def test_the_unexpected_is_one_line_and_a_log(edge: Edge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -218,14 +210,11 @@ REFUSED = {
     "chat Hello --verifier qwen3:8b": (1, FETCH),
     "run": (2, "No model is named. Name one: edgellm run MODEL PROMPT"),
     "chat none.gguf Hello": (1, "There is no file none.gguf"),
-    "chat qwen3:8b Hello": (1, FETCH),
     "run 'Where is my mug?'": (1, "'Where is my mug?' is not a model. To ask the pair that is set up: edgellm chat"),
     "run --think off edgellm-draft": (2, "Name the model first"),
-    "run ./none.gguf Hello": (1, "There is no file ./none.gguf"),
     "run edgellm-verifier Hello --draft none --budgt 1": (2, "No such option: --budgt"),
     # replies
     "chat Hello --draft none --verifier none": (2, "at least one"),
-    "chat Hello --max-tokens many": (2, "--max-tokens"),
     "chat Hello --temperature -1": (2, "temperature is -1"),
     "chat Hello --gate maybe": (2, "'auto', 'synera', 'confidence'"),
     "chat Hello --profile none.json": (1, "edgellm profile"),
@@ -238,24 +227,18 @@ REFUSED = {
     "serve --announce": (2, "--announce belongs to the roles verifier and worker"),
     "serve --rpc": (2, "--rpc belongs to the role worker"),
     "serve --host 192.0.2.1": (2, "Use --http-host"),
-    "serve --sessions 2": (2, "--sessions belongs to the role verifier"),
     "serve --role verifier --mesh here:1-12": (2, "--mesh belongs to the role pair"),
     "serve --alias gpt-4o": (2, "--alias is 'gpt-4o'"),
-    "serve --role worker --draft none": (2, "--draft belongs to the roles pair and verifier"),
     "serve --http-port 0 --mesh here:1-12,nobody": (2, "is not a part of a split"),
     "serve --no-http": (2, "HTTP only"),
     "serve -m edgellm-draft --verifier edgellm-verifier": (2, "-m and --verifier both name the model"),
     "serve --tls-cert c.pem": (2, "--tls-key"),
-    "serve --role verifier --no-http --port 70000": (2, "70000"),
     "serve --role verifier --no-http --draft edgellm-draft": (2, "edgellm-draft is no EAGLE-3 head"),
-    "serve --role verifier --no-http --sessions 0": (2, "--sessions"),
-    "serve --upstream http://127.0.0.1:9": (2, "belongs to the role verifier"),
     "serve --role verifier --no-http --verifier-tier score": (2, "--verifier-tier belongs to --upstream"),
     "serve --role verifier --no-http --upstream http://127.0.0.1:9": (2, "needs a model with the server's tokenizer"),
     f"{GATEWAY} --verifier-tier best": (2, "--verifier-tier is 'best'"),
     f"{GATEWAY} --threads 2": (2, "--threads has no meaning with --upstream"),
     f"{GATEWAY} --draft none": (2, "--draft has no meaning with --upstream"),
-    f"{GATEWAY} --sessions 2": (2, "no meaning"),
     "stop 9": (2, "No server of yours is running at port 9."),
     "service uninstall": (2, "The service is not installed."),
     # a home of devices
@@ -263,14 +246,12 @@ REFUSED = {
     "mesh plan --preset csgo --devices x.toml": (2, "--devices and --preset exclude"),
     "mesh plan --devices none.toml": (2, "There is no file none.toml"),
     "mesh plan nobody/nothing --preset csgo": (1, "edgellm pull nobody/nothing"),
-    "mesh plan --preset csgo --tokens-in 0": (2, "--tokens-in"),
     "mesh plan --preset csgo --tokens-in 2000000": (1, "Choose a smaller model"),
     "mesh plan --preset home": (2, "Choose from csgo"),
     "mesh plan --preset csgo --threads 2": (2, "--threads has no meaning with described devices"),
     "mesh plan --preset csgo --ctx-size 512": (2, "--ctx-size needs a model file"),
     "mesh plan edgellm-verifier --ctx-size 100": (2, "1152 tokens in all do not fit into a context of 100"),
     "mesh plan edgellm-verifier --mlock on": (2, "No such option: --mlock"),
-    "mesh deploy edgellm-verifier --split desk": (2, "'desk' is not a part of a split"),
     "mesh deploy edgellm-verifier --split here:1-2,here:3-4": (2, "here is named twice"),
     "mesh deploy edgellm-verifier --split 192.0.2.1:50151:1-2": (1, "is not a loopback address"),
     "mesh deploy edgellm-verifier --split here:1-12 --ctx-size 64": (2, "--ctx-size is for a plan, and --split says"),
@@ -283,14 +264,12 @@ REFUSED = {
     "pair 127.0.0.1:5": (2, "The code is missing"),
     "pair 127.0.0.1:99999 7-lamp-otter": (2, "Port 99999"),
     "pair 127.0.0.1:1 7-lamp-otter": (1, "No device is waiting at 127.0.0.1:1"),
-    "pair --grant everything": (2, "There is no right 'everything'"),
     "pair --grant ''": (2, "No right is given"),
     "pair --name '\x1b[31m'": (2, "not a valid device name"),
     "peers rm": (2, "needs a device"),
     "peers rm phone now": (2, "takes no value"),
     "peers grant phone": (2, "needs a value"),
     "peers grant phone fly": (2, "There is no right 'fly'"),
-    "peers rename phone ''": (2, "not a valid device name"),
     "peers list phone": (2, "takes no device"),
     "peers wake phone": (1, "This machine is in no network with phone"),
     "peers wake phone maybe": (2, "Give on, off, or nothing"),

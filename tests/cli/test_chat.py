@@ -19,7 +19,6 @@ __all__ = ["packages", "real_pair"]
 
 SHORT = ("--max-tokens", "6")
 ALONE = (*SHORT, "--draft", "none")
-KEYS = {"id", "text", "source", "channel", "confidence", "importance", "exit_layer", "round"}
 FIGURES = {
     "prompt_tokens", "tokens", "ttft_ms", "tokens_per_second", "share_verified", "acceptance_rate",
     "mean_acceptance_length", "verifier_passes_per_token", "bytes_up", "bytes_down", "finish_reason",
@@ -31,7 +30,6 @@ def test_one_question_one_reply_and_in_json_one_object_a_token(edge: Edge) -> No
     assert done.err.count("\n") == 1
     assert edge("chat", "Where is my mug?", *SHORT, "-q").err == ""
     *rows, last = edge("chat", "--json", "Where is my mug?", *SHORT).lines
-    assert all(set(row) == KEYS for row in rows)
     assert set(last) == {"summary"}
     assert set(last["summary"]) >= FIGURES
     assert last["summary"]["tokens"] == len(rows)

@@ -53,15 +53,8 @@ class Listener:
         return f"Give {tokens}."
 
 
-class Kept(StoredConversation):
-    """A stored conversation, in a list instead of files."""
-
-    def __init__(self, *turns: tuple[str, str]) -> None:
-        self.saved: list[tuple[str, Sequence[tuple[str, str]]]] = []
-        store: Any = SimpleNamespace(
-            save=lambda one: self.saved.append((one.id, one.turns)), remove=lambda one: self.saved.append((one.id, ()))
-        )
-        super().__init__(store, Conversation.new().with_turns(turns), True)
+def stored(*turns: tuple[str, str]) -> StoredConversation:
+    return StoredConversation(History(), Conversation.new().with_turns(turns), True)
 
 
 def said(chat: Chat, question: str, answer: str) -> None:
@@ -72,14 +65,9 @@ def said(chat: Chat, question: str, answer: str) -> None:
 
 
 @pytest.fixture
-def kept() -> Kept:
-    return Kept()
-
-
-@pytest.fixture
-def chat(kept: Kept) -> Any:
+def chat() -> Any:
     listener: Any = Listener()
-    return Chat(listener, ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.", stored=kept)
+    return Chat(listener, ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.", stored=stored())
 
 
 FIRST = [("system", "Be kind."), ("user", "The mug is red.\n\nWhich colour?")]
@@ -107,38 +95,38 @@ def test_a_new_conversation_begins_with_the_context_again(chat: Any) -> None:
     assert chat.pair.asked[-1] == [("system", "Be kind."), ("user", "The mug is red.\n\nWhich?")]
 
 
-def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(chat: Any, kept: Kept) -> None:
+def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(chat: Any) -> None:
     said(chat, "Which colour?", "Red.")
     said(chat, "Sure?", "Yes.")
     turn = chat.undo()
     assert [turn.question, *turn.replies] == [Message("user", "Sure?"), Message("assistant", "Yes.")]
     assert chat.pair.forgotten == 1, "nor is what was read kept on disk"
-    assert [text for _, text in kept.saved[-1][1]] == ["Be kind.", FIRST[1][1], "Red."]
+    assert [text for _, text in History().latest().turns] == ["Be kind.", FIRST[1][1], "Red."]
     chat.put_back(turn)
+    assert len(History().all()) == 1
     assert chat.turns == [("user", "Which colour?"), ("assistant", "Red."), ("user", "Sure?"), ("assistant", "Yes.")]
     chat.undo()
     chat.undo()
-    assert kept.saved[-1][1] == (), "nothing of it is left in the store"
+    assert History().all() == [], "nothing of it is left in the store"
     assert chat.undo() is None
     chat.ask("Which colour?")
     assert chat.pair.asked[-1] == FIRST, "with the context again"
-    assert len({conversation for conversation, _ in kept.saved}) == 1
 
 
-def test_a_system_prompt_holds_from_the_beginning_on(chat: Any, kept: Kept) -> None:
+def test_a_system_prompt_holds_from_the_beginning_on(chat: Any) -> None:
     said(chat, "Which colour?", "Red.")
     chat.set_system("Be brief.")
     chat.ask("Sure?")
-    assert chat.pair.asked[-1][0] == kept.saved[-1][1][0] == ("system", "Be brief.")
+    assert chat.pair.asked[-1][0] == History().latest().turns[0] == ("system", "Be brief.")
     chat.set_system(None)
     chat.ask("Sure?")
     assert chat.pair.asked[-1][0] == FIRST[1]
-    past = Kept(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"))
+    past = stored(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"))
     Chat(chat.pair, ReplyOptions(), system="Be kind.", stored=past).ask("And now?")
     assert [text for _, text in chat.pair.asked[-1]] == ["Be kind.", "Hi", "Hello", "And now?"]
 
 
-def test_context_comes_with_the_next_question_and_goes_from_where_it_was(chat: Any, kept: Kept) -> None:
+def test_context_comes_with_the_next_question_and_goes_from_where_it_was(chat: Any) -> None:
     said(chat, "Which colour?", "Red.")
     chat.add_context("cup.txt", "The cup is blue.")
     said(chat, "And the cup?", "Blue.")
@@ -149,7 +137,7 @@ def test_context_comes_with_the_next_question_and_goes_from_where_it_was(chat: A
     assert not chat.drop_context("mug.txt")
     chat.ask("Sure?")
     assert [text for _, text in chat.pair.asked[-1]] == ["Be kind.", "Which colour?", "Red.", cup, "Blue.", "Sure?"]
-    assert kept.saved[-1][1] == tuple(chat.pair.asked[-1][:-1])
+    assert History().latest().turns == tuple(chat.pair.asked[-1][:-1])
     chat.add_context("cup.txt", "The cup is green.")
     chat.ask("And the cup?")
     texts = [text for _, text in chat.pair.asked[-1]]
@@ -170,8 +158,7 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversing
     options = ReplyOptions(max_tokens=30)
     opener = ChatPairOpener(options, HardwareOptions(), history=True)
     pair = opener.open(*PAIR)
-    stored = StoredConversation.open(False, None, True)
-    session = Chat(pair, options, stored=stored)
+    session = Chat(pair, options, stored=stored())
     yield Conversing(session, Display(), opener, PAIR)
     session.close()
 

@@ -111,15 +111,9 @@ def test_it_is_set_up_again_where_requirements_or_the_place_have_changed(checkou
 def test_check_runs_everything_and_fails_if_anything_does(checkout: Path) -> None:
     done = start(checkout, "check")
     assert done.returncode == 0
-    lint, form, *types, tests = [line.split(" in ")[0] for line in done.stdout.splitlines()]
-    assert (lint, form, tests) == (
-        "python -m ruff check .", "python -m ruff format --check .", f"python -m pytest {PROCESSES}",
-    )  # fmt: skip
-    assert sorted(types) == [  # at the same time
-        "python -m mypy",
-        *(f"python -m mypy --platform {system} --cache-dir .mypy_cache/{system} edgellm tools/bootstrap.py"
-          for system in ("darwin", "win32")),
-    ]  # fmt: skip
+    for tool in ("ruff check .", "ruff format --check .", "mypy ", "mypy --platform darwin", "mypy --platform win32"):
+        assert f"python -m {tool}" in done.stdout
+    assert f"python -m pytest {PROCESSES} in {checkout}\n" in done.stdout
     python = checkout / ".venv" / "bin" / "python"
     python.write_text('#!/bin/sh\necho "$@"\n[ "$2" != mypy ]\n')
     done = start(checkout, "check")

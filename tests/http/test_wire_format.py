@@ -1,8 +1,9 @@
-"""The JSON of every answer: its keys and their types; and the server does what its description says."""
+"""The JSON of answers, and the server does what its description says. A whole reply, a stream of texts and an error are
+in `docs/guide/http.md`, where tests compare them with what the server writes."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import schemathesis
@@ -10,185 +11,52 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from edgellm.http.model_host import ServedModel
 from edgellm.llm import LLM
-from edgellm.rpc.trust.trust import Peer
-from tests.http.conftest import Answer, Ask, asker, configured, conversation, serving
-from tests.http.test_middleware import peer
-from tests.http.test_streaming import Scripted, failing
-
-__all__ = ["peer"]
+from tests.http.conftest import Ask, asker, conversation, serving
 
 KEY = "k" * 43
-MAYBE = "float or null"
-MEASURED = {
-    "confidence", "tokens_per_round", "share_verified", "acceptance_rate", "mean_acceptance_length",
-    "verifier_passes_per_token", "share_offloaded", "rtt_ms_p50",
-}  # fmt: skip
-"""Numbers that are null or not depending on what the machine finds to be fast."""
-
-TIMINGS = {
-    "cache_n": "int", "prompt_n": "int", "prompt_ms": "float", "prompt_per_token_ms": "float",
-    "prompt_per_second": "float", "predicted_n": "int", "predicted_ms": "float", "predicted_per_token_ms": "float",
-    "predicted_per_second": "float", "draft_n": "int", "draft_n_accepted": "int",
-}  # fmt: skip
-SUMMARY = {
-    "finish_reason": "str", "stopped_by": "null", "seed": "int", "rounds": "int", "tokens_per_round": MAYBE,
-    "drafted": "int", "share_verified": MAYBE, "share_verified_thinking": "null", "acceptance_rate": MAYBE,
-    "mean_acceptance_length": MAYBE,
-    "verifier_passes_per_token": MAYBE, "share_offloaded": MAYBE, "retrieved": "int", "rtt_ms_p50": MAYBE,
-    "bytes_up": "int", "bytes_down": "int",
-}  # fmt: skip
-USAGE = {
-    "prompt_tokens": "int", "completion_tokens": "int", "total_tokens": "int",
-    "prompt_tokens_details": {"cached_tokens": "int"}, "completion_tokens_details": {"reasoning_tokens": "int"},
-}  # fmt: skip
-TOKENS = [{"id": "int", "text": "str", "source": "str", "channel": "str", "confidence": MAYBE, "round": "int"}]
-HEAD = {"id": "str", "object": "str", "created": "int", "model": "str", "system_fingerprint": "str"}
-OURS = {"tokens": TOKENS, "notices": [], "summary": SUMMARY}
-MESSAGE = {"role": "str", "content": "str", "reasoning_content": "null", "refusal": "null"}
-TOP = {"token": "str", "logprob": "float", "bytes": ["int"]}
-CHAT_LOGPROBS = {"content": [TOP | {"top_logprobs": [TOP]}], "refusal": "null"}
-TEXT_LOGPROBS = {
-    "tokens": ["str"], "token_logprobs": ["float"], "top_logprobs": ["a float for each token"], "text_offset": ["int"],
-}  # fmt: skip
-MODEL = {"id": "str", "object": "str", "created": "int", "owned_by": "str", "context_length": "int",
-         "loaded": "bool", "device": "null", "embeds": "bool"}  # fmt: skip
-
-Shape = Any
+CHAT = "/v1/chat/completions"
 
 
-def shape(value: Any, key: str = "") -> Shape:
-    """Return a JSON value with the names of types in place of its scalars, and each kind of a list's elements once."""
-    if isinstance(value, dict):
-        return {name: shape(one, name) for name, one in value.items()}
-    if isinstance(value, list) and key == "top_logprobs" and value and set(value[0]) != set(TOP):
-        assert all(isinstance(one, float) for chances in value for one in chances.values())
-        return ["a float for each token"]
-    if isinstance(value, list):
-        kinds = [shape(one) for one in value]
-        return [kind for number, kind in enumerate(kinds) if kind not in kinds[:number]]
-    if key in MEASURED and isinstance(value, float | None):
-        return MAYBE
-    return {type(None): "null"}.get(type(value), type(value).__name__)
-
-
-def same(value: Any, expected: Shape) -> None:
-    assert shape(value) == expected
-
-
-def whole(choice: Shape) -> Shape:
-    return HEAD | {"choices": [choice], "usage": USAGE, "timings": TIMINGS, "edgellm": OURS}
-
-
-def chat_choice(logprobs: Shape = "null") -> Shape:
-    return {"index": "int", "message": MESSAGE, "logprobs": logprobs, "finish_reason": "str"}
-
-
-def text_choice(logprobs: Shape = "null", end: str = "str") -> Shape:
-    return {"index": "int", "text": "str", "logprobs": logprobs, "finish_reason": end}
-
-
-def chunk_choice(delta: Shape, logprobs: Shape = "null", end: str = "null") -> Shape:
-    return {"index": "int", "delta": delta, "logprobs": logprobs, "finish_reason": end}
-
-
-def test_whole_replies(ask: Ask) -> None:
-    answer = ask("POST", "/v1/chat/completions", conversation(max_tokens=4))
-    assert answer.headers["content-type"] == "application/json"
-    same(answer.json, whole(chat_choice()))
-    answer = ask("POST", "/v1/chat/completions", conversation(max_tokens=4, logprobs=True, top_logprobs=2))
-    same(answer.json, whole(chat_choice(CHAT_LOGPROBS)))
-    same(ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 4}).json, whole(text_choice()))
-    answer = ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 4, "logprobs": 2})
-    same(answer.json, whole(text_choice(TEXT_LOGPROBS)))
-
-
-def chunks(answer: Answer) -> list[Shape]:
-    """Return the shapes of a stream's events but a busy machine's notices, several alike in a row once."""
-    shapes = [shape(event) for event in answer.events if "notice" not in event.get("edgellm", {})]
-    return [one for number, one in enumerate(shapes) if number == 0 or one != shapes[number - 1]]
-
-
-@pytest.mark.parametrize("usage", [False, True])
-@pytest.mark.parametrize("logprobs", [False, True])
-def test_streams(ask: Ask, usage: bool, logprobs: bool) -> None:
-    more = {"stream": True, "max_tokens": 4, **({"stream_options": {"include_usage": True}} if usage else {})}
-    none = {"usage": "null"} if usage else {}
-    last = [HEAD | {"choices": [], "usage": USAGE}] if usage else []
-    end = {"timings": TIMINGS, "edgellm": {"summary": SUMMARY}}
-
-    answer = ask("POST", "/v1/chat/completions", conversation(**more, **({"logprobs": True} if logprobs else {})))
+def test_a_stream_has_the_parts_of_a_whole_reply(ask: Ask) -> None:
+    asked = conversation(max_tokens=4, logprobs=True, top_logprobs=2)
+    whole = ask("POST", CHAT, asked).json
+    answer = ask("POST", CHAT, asked | {"stream": True, "stream_options": {"include_usage": True}})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.body.endswith(b"data: [DONE]\n\n")
-    chat_logprobs = {"content": [TOP | {"top_logprobs": []}], "refusal": "null"} if logprobs else "null"
-    expected = [
-        HEAD | {"choices": [chunk_choice({"role": "str", "content": "str"})]} | none,
-        HEAD | {"choices": [chunk_choice({"content": "str"}, chat_logprobs)], "edgellm": {"tokens": TOKENS}} | none,
-        HEAD | {"choices": [chunk_choice({}, "null", "str")]} | end | none, *last,
-    ]  # fmt: skip
-    assert chunks(answer) == expected
-
-    answer = ask("POST", "/v1/completions", {"prompt": "The film"} | more | ({"logprobs": 2} if logprobs else {}))
-    expected = [
-        HEAD | {"choices": [text_choice(TEXT_LOGPROBS if logprobs else "null", "null")], "edgellm": {"tokens": TOKENS}}
-        | none,
-        HEAD | {"choices": [text_choice()]} | end | none, *last,
-    ]  # fmt: skip
-    assert chunks(answer) == expected
-
-
-@pytest.fixture
-def troubled(peer: Peer) -> Iterator[Ask]:
-    """A server with a key and a paired device, whose replies fail behind a notice."""
-    with configured(key=KEY) as server:
-        server.open(ServedModel(cast(LLM, Scripted(failing)), "made-up"))
-        yield asker(server)
+    events = [event for event in answer.events if "notice" not in event.get("edgellm", {})]  # of a busy machine
+    assert all(whole.keys() - event.keys() <= {"timings", "edgellm"} for event in events)
+    assert [event["usage"] for event in events[:-1]] == [None] * (len(events) - 1)
+    begin, *words, end, usage = events
+    empty: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None}
+    assert begin["choices"] == [empty | {"delta": {"role": "assistant", "content": ""}}]
+    written = [event["choices"][0] for event in words]
+    message, logprobs = whole["choices"][0]["message"], whole["choices"][0]["logprobs"]
+    assert "".join(one["delta"].pop("content") for one in written) == message["content"]
+    assert [one["token"] for choice in written for one in choice.pop("logprobs")["content"]] == [
+        one["token"] for one in logprobs["content"]
+    ]
+    assert all(choice == {"index": 0, "delta": {}, "finish_reason": None} for choice in written)
+    tokens = [token for event in words for token in event["edgellm"]["tokens"]]
+    assert [(one.keys(), one["id"]) for one in tokens] == [
+        (one.keys(), one["id"]) for one in whole["edgellm"]["tokens"]
+    ]
+    assert end["choices"] == [empty | {"delta": {}, "finish_reason": "length"}]
+    assert end["timings"].keys() == whole["timings"].keys()
+    assert end["edgellm"]["summary"].keys() == whole["edgellm"]["summary"].keys()
+    assert (usage["choices"], usage["usage"].keys()) == ([], whole["usage"].keys())
 
 
-SIGNED = {"Authorization": f"Bearer {KEY}"}
-ERROR = {"message": "str", "type": "str", "param": "null", "code": "null"}
-CODED = ERROR | {"code": "str"}
-
-
-def test_errors(ask: Ask, troubled: Ask) -> None:
-    for answer, error in (
-        (ask("GET", "/nothing"), ERROR),
-        (ask("GET", "/v1/completions"), ERROR),
-        (ask("POST", "/v1/completions", b"{"), ERROR),
-        (ask("POST", "/v1/completions", {"prompt": "a", "best_of": 2}), ERROR | {"param": "str"}),
-        (ask("POST", "/v1/completions", {"prompt": "a", "model": "other"}), CODED | {"param": "str"}),
-        (ask("GET", "/health", headers={"Host": "evil.example"}), CODED),
-        (troubled("GET", "/status"), CODED),
-        (troubled("POST", "/v1/chat/completions", conversation(), SIGNED), CODED),
-    ):
-        assert answer.headers["content-type"] == "application/json"
-        same(answer.json, {"error": error})
-    events = troubled("POST", "/v1/chat/completions", conversation(stream=True), SIGNED).events
-    same(events[2], HEAD | {"choices": [chunk_choice({})], "edgellm": {"notice": "str"}})
-    same(events[-1], {"error": CODED})
-
-
-def test_models_and_health(ask: Ask) -> None:
-    same(ask("GET", "/v1/models").json, {"object": "str", "data": [MODEL]})
-    same(ask("GET", "/v1/models/edgellm-verifier").json, MODEL)
-    same(ask("GET", "/health").json, {"status": "str", "models": {"edgellm-verifier": "str"}})
-
-
-def test_the_status(ask: Ask, troubled: Ask) -> None:
-    sampling: dict[str, Any] = {"temperature": "float", "top_k": "int", "top_p": "float", "min_p": "float"}
-    sampling |= {"repeat_penalty": "float", "origin": "str"}
-    names: dict[str, Any] = {"draft": "str", "verifier": "str", "context_length": "int", "sampling": sampling}
-    names |= {"link": "null"}
-    counts = {"running": "int", "waiting": "int", "places": "int"}
-    model = {"name": "str"} | names | {"memory": {"CPU": "int"}, "users": "int", "idle_s": "float", "expires_s": "null"}
-    status = {"model": "str", "requests": counts, "devices": [], "anonymous": "bool", "models": [model], "loading": []}
-    status |= {"mesh": "null"}
-    same(ask("GET", "/status").json, status)
-    device = {"name": "str", "short": "str", "addresses": ["str"], "may_here": ["str"], "may_there": []}
-    found = troubled("GET", "/status", headers=SIGNED).json
-    models = [model | {"draft": "null"}]
-    same(found, status | {"devices": [device], "models": models})
+def test_the_status(ask: Ask) -> None:
+    status = ask("GET", "/status").json
+    assert status.keys() == {"model", "requests", "devices", "anonymous", "models", "loading", "mesh"}
+    (model,) = status["models"]
+    assert model.keys() == {
+        "name", "draft", "verifier", "context_length", "sampling", "link", "memory", "users", "idle_s", "expires_s",
+    }  # fmt: skip
+    assert model["sampling"].keys() == {
+        "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "origin",
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
