@@ -1,6 +1,5 @@
 """Each declaration in `bench/suites.toml` is well-formed, and its result can be shown."""
 
-import argparse
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,15 +84,3 @@ def test_what_a_benchmark_does_not_use_is_kept_from_it() -> None:
     assert hardware.words_for(None, asked) == ([], everything)
     assert hardware.words_for(hardware.MODEL, asked) == (everything, [])
     assert hardware.words_for(hardware.THREADS, asked) == (everything[:2], everything[2:])
-
-
-def test_settings_of_every_kind_are_read() -> None:
-    measure = benchmarks()["coordgen/acceptance"].load().measure
-    made = parser(measure, {"models": ["draft"]})
-    assert isinstance(made, argparse.ArgumentParser)
-    found = settings(measure, made.parse_args(["--models", "draft", "verifier", "--cases", "3"]))
-    assert (found["models"], found["cases"]) == (["draft", "verifier"], 3)
-    with pytest.raises(SystemExit):
-        made.parse_args(["--models", "window"])
-    answer = parser(benchmarks()["mesh/kill_worker"].load().measure, {}).parse_args(["--moves"])
-    assert answer.moves

@@ -95,17 +95,6 @@ def test_a_device_that_is_lost_again_and_again_is_given_up(verifier_cut: Cut) ->
     home.verifier.close()
 
 
-def test_a_stage_that_nobody_is_blamed_for_comes_back_on_the_same_device(home: Home, whole: Whole) -> None:
-    session = home.verifier.open(GenerationState())
-    ask = asker(session)
-    first = write(ask, PROMPT, 3)
-    home.devices["b"].posts[-1](StageLost(DeviceLost("nothing was asked for a while.", ""), blamed=False))
-    text = np.concatenate((PROMPT, first)).astype(np.int32)
-    assert first + write(ask, text, 5) == whole.text(PROMPT, 8)
-    assert [share.name for share in home.mesh.shares] == ["a", "b", "c"]
-    assert home.told == []
-
-
 def test_what_is_held_is_not_sent_again(home: Home, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = calls_of(monkeypatch, Pipeline, "ask")
     session = home.verifier.open(GenerationState())
@@ -348,21 +337,6 @@ def test_a_device_is_lost_in_the_middle_of_a_move(home: Home, whole: Whole, seed
 
     assert write(after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
     assert victim not in {share.name for share in home.mesh.shares}
-
-
-def test_if_the_present_placement_is_lost_the_next_one_is_not_waited_for(home: Home, whole: Whole) -> None:
-    home.mesh.move([alone("b")])
-    session = home.verifier.open(GenerationState())
-
-    def then(tokens: int) -> None:
-        if tokens == 2:
-            settle(home.mesh)
-            home.devices["a"].lose()
-
-    assert write(after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
-    assert "a" not in {share.name for share in home.mesh.shares}
-    assert not home.mesh.take_overs
-    assert home.mesh.coming() is None
 
 
 def test_a_device_that_cannot_take_over_costs_nothing(home: Home, whole: Whole) -> None:

@@ -92,18 +92,6 @@ def test_what_is_served_is_found_by_itself_and_verifies(paired: tuple[Device, De
 
 
 @pytest.mark.nightly
-def test_who_is_revoked_in_another_process_has_no_verifier_any_more(paired: tuple[Device, Device, Device]) -> None:
-    a, b, _ = paired
-    with a.running(*SERVE, "10.77.0.1", until=UP) as said:
-        a.edge("peers", "revoke", "phone", "verify")
-        assert "has not granted this device the right" in b.edge("chat", "--verifier", "auto", "Hello")
-        assert "no right to verify" in b.edge("chat", "--verifier", "10.77.0.1:50151", "Hello")
-        a.edge("peers", "grant", "phone", "verify")
-        assert "no right" not in b.edge("chat", "--verifier", "10.77.0.1:50151", *BRIEF)
-    assert "Session 1 from ipv4:10.77.0.2" in "".join(said)
-
-
-@pytest.mark.nightly
 def test_a_worker_is_found_by_itself_and_computes_for_who_may(paired: tuple[Device, Device, Device]) -> None:
     a, b, _ = paired
     serve = ("serve", "--role", "worker", "-m", "edgellm-verifier", "--host", "10.77.0.1", "--port", "50998")

@@ -61,21 +61,6 @@ def test_a_message_beyond_its_size_is_not_parsed_and_what_is_none_is_one_error()
         parse_message(pb.PairDone, b"\x0a\x05x")
 
 
-def test_two_verifiers_cannot_share_a_port() -> None:
-    async def go() -> None:
-        first, second = new_server(), new_server()
-        try:
-            address = bind(first, Address.of("127.0.0.1", 0))
-            await first.start()
-            with pytest.raises(PortTaken):
-                bind(second, address)
-        finally:
-            await first.stop(None)
-            await second.stop(None)
-
-    asyncio.run(go())
-
-
 def test_an_address_of_another_machine_is_an_invalid_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Address, "require_loopback", lambda self: self)
     with pytest.raises(InvalidOption, match="This device cannot listen"):

@@ -14,16 +14,20 @@ from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, known_faults
 from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
+from edgellm.llm import LLM
+from edgellm.llm.mesh_llm import MeshOptions
+from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc_engine.model import Planner, RpcModel, RpcVerifier, RpcWork
+from edgellm.rpc_engine.opening import open_over_rpc
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.rpc_engine.session import RpcPort
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.protocols import GenerationState
-from edgellm.spec.types import Chunk
+from edgellm.spec.types import Chunk, Source
 from tests.conftest import Architectures
 from tests.decodes import greedy
 from tests.engine.logits import some_ids
@@ -36,6 +40,7 @@ pytestmark = pytest.mark.rpc
 
 PROMPT = some_ids(40, 2000, 5)
 TOKENS = 24
+QUESTION = "Where is my mug?"
 NOTHING = Chunk()
 SPLIT = read_split("here:1,a:2-3,b:4")
 
@@ -271,3 +276,34 @@ def test_layers_that_llama_cpp_cannot_lay_out_like_that_are_refused(hybrid: Mode
         Opened(hybrid, workers, lambda _names: read_split("a:1,here:2-4"))
     with pytest.raises(PlanImpossible, match="ends with layer 3"):
         Opened(hybrid, workers, lambda _names: read_split("here:1,a:2-3"))
+
+
+def test_a_pair_writes_what_its_model_writes_and_goes_on_when_a_device_is_lost(architectures: Architectures) -> None:
+    """Over two workers of this machine, which need not be paired."""
+    path, hardware, peers = architectures("qwen35"), Hardware(threads=1, n_ctx=512), list[str]()
+    with LLM.open(None, path, hardware=hardware, history=False) as alone:
+        expected = [token.id for token in alone.reply(QUESTION, max_tokens=40)]
+    with ExitStack() as running:
+        for name in "ab":
+            cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=2**30)
+            server = running.enter_context(WorkerServer(cache, ANYWHERE, more=(RpcEngineService,)))
+            peers.append(f"{name}={server.address}")
+        config = EngineConfig(architectures("qwen35", 0.12), hardware=hardware, history=False)
+        opened = running.enter_context(
+            open_over_rpc(ModelFile.open(path), "here:1,a:2-3,b:4", MeshOptions(tuple(peers)), config)
+        )
+        reply = opened.reply(QUESTION, max_tokens=40)
+        assert [token.id for token in reply] == expected
+        assert reply.summary.accepted > 0
+
+        told: list[str] = []
+        broken = opened.reply(QUESTION, max_tokens=40, retrieval="off")
+        broken.listen(on_notice=lambda notice: told.append(notice.text))
+        written = []
+        for token in broken:
+            written.append(token)
+            if len(written) == 8:
+                rpc_servers()[0].kill()
+    assert [token.id for token in written[:8]] == expected[:8]
+    assert any(token.source is Source.DRAFT for token in written[8:])
+    assert any("The draft model continues alone, unverified" in text for text in told)

@@ -11,12 +11,15 @@ import psutil
 import pytest
 
 from edgellm.coldstart.costs import Device
+from edgellm.engine import ModelFile
 from edgellm.engine.hardware import Hardware
-from edgellm.errors import EngineFailed, PlanImpossible
+from edgellm.errors import EngineFailed, ModelUnsupported, PlanImpossible
 from edgellm.layer_range import HERE
+from edgellm.llm.mesh_llm import choose_engine
 from edgellm.rpc_engine import backend
 from edgellm.rpc_engine.plan import RpcHome, RpcModelCosts, RpcPlacement, by_memory, plan_rpc
 from edgellm.rpc_engine.service import TensorCache
+from tests.conftest import Architectures
 
 MB = 10**6
 
@@ -125,7 +128,7 @@ def test_layers_go_where_there_is_memory_if_nothing_else_is_known() -> None:
         by_memory(costs, {HERE: 10**8, "desk": 2 * 10**8})
 
 
-# --- the backend ------------------------------------------------------------------------------------------------------
+# --- the backend, and the models that get it --------------------------------------------------------------------------
 
 
 @pytest.mark.rpc
@@ -150,6 +153,23 @@ def test_without_the_backend_it_is_said_how_to_get_one(monkeypatch: pytest.Monke
         backend.RpcServer(Hardware(threads=1))
     with pytest.raises(EngineFailed, match="RPC"):
         backend.add_server(1)
+
+
+def test_stages_for_what_they_can_cut_and_rpc_for_the_rest(
+    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, uncut = ModelFile.open(architectures("llama")), ModelFile.open(architectures("qwen35"))
+    monkeypatch.setattr(backend, "is_compiled_in", lambda: True)
+    assert (choose_engine(plain).engine, choose_engine(uncut).engine) == ("stages", "rpc")
+    assert "recurrent state cannot be rolled back" in choose_engine(uncut).reason
+    assert choose_engine(plain, "rpc").over_rpc
+    assert not choose_engine(uncut, "stages").over_rpc
+    monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
+    assert choose_engine(plain).engine == "stages"
+    with pytest.raises(ModelUnsupported, match="RPC"):
+        choose_engine(uncut)
+    with pytest.raises(EngineFailed, match="RPC"):
+        choose_engine(plain, "rpc")
 
 
 # --- the cache of tensors ---------------------------------------------------------------------------------------------

@@ -11,18 +11,16 @@ import pytest
 
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.native import VERSION
-from edgellm.errors import DeviceLost, EdgeError, NotPaired, ProtocolError
+from edgellm.errors import DeviceLost, ProtocolError
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
-from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.rpc_engine.session import TUNNEL, RpcPort, ask_offer
 from edgellm.services.server.servers import WorkerServer
-from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device
 from tests.rpc_engine.processes import rpc_servers
 from tests.services.conftest import ANYWHERE
@@ -83,16 +81,6 @@ def test_without_the_right_to_compute_nobody_is_served(endpoint: Endpoint, host:
     refused = RpcPort(endpoint, memory=MEMORY, weights=0, model="it")
     with pytest.raises(DeviceLost, match="no right to compute"):
         refused.open()
-    assert not rpc_servers()
-
-
-def test_a_stranger_is_refused(worker: WorkerServer, guest: Trust, tmp_path: Path) -> None:
-    stranger = impostor(guest, tmp_path / "stranger", Identity.new())
-    refused = RpcPort(Endpoint("worker", worker.address, stranger), memory=MEMORY, weights=0, model="it")
-    with pytest.raises(NotPaired):
-        refused.open()
-    with pytest.raises(EdgeError):  # without TLS
-        RpcPort(Endpoint("worker", worker.address), memory=MEMORY, weights=0, model="it").open()
     assert not rpc_servers()
 
 

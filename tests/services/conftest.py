@@ -1,4 +1,4 @@
-"""A verifier on an f32 copy of the bundled one, served in this process."""
+"""A verifier on an f32 copy of the bundled one, and workers, served in this process."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Model, Vocabulary, check_gguf
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.servers import VerifierServer
+from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import LocalVerifier
 from tests.decodes import greedy
+from tests.mesh.conftest import verifier_cut, whole
+from tests.mesh.household import Cut
 from tests.rpc.conftest import guest, host
 from tests.waiting import until
 
-__all__ = ["guest", "host"]
+__all__ = ["guest", "host", "verifier_cut", "whole"]
 
 ANYWHERE = Address("127.0.0.1", 0)
 POSITIONS = 512
@@ -92,3 +95,14 @@ def local(exact: Model) -> Iterator[LocalVerifier]:
 @pytest.fixture(scope="session")
 def prompt(exact: Model) -> Ids:
     return exact.tokenize("The red mug is on the cache in the kitchen. Where is the mug?")
+
+
+@pytest.fixture
+def workers(verifier_cut: Cut) -> Iterator[list[WorkerServer]]:
+    """Three workers with all layers."""
+    found = [WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) for _ in range(3)]
+    for worker in found:
+        worker.start()
+    yield found
+    for worker in found:
+        worker.stop()

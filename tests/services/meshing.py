@@ -1,38 +1,23 @@
-"""Workers in this process, and a mesh over them."""
+"""A mesh over workers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-import pytest
-
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.messages import StageAnswer, StageSpec
 from edgellm.mesh.pipeline import Pipeline, StageHost
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import GREEDY
 from tests.engine.logits import some_ids
-from tests.mesh.household import NOTHING, Cut, even
-from tests.services.conftest import ANYWHERE
+from tests.mesh.household import NOTHING, even
 from tests.verifier.asking import judged
 
 PROMPT = some_ids(40, 2000, 5)
-
-
-@pytest.fixture
-def workers(verifier_cut: Cut) -> Iterator[list[WorkerServer]]:
-    """Three in this process."""
-    found = [WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) for _ in range(3)]
-    for worker in found:
-        worker.start()
-    yield found
-    for worker in found:
-        worker.stop()
 
 
 def meshed(workers: Sequence[WorkerServer], work: StageSpec, told: Callable[[str], None] | None = None) -> MeshVerifier:
@@ -47,7 +32,7 @@ def replying(
 ) -> Iterator[tuple[Mesh, Session]]:
     """A reply from a mesh over these members, each with as many layers."""
     mesh = Mesh(members, even(work, [member.name for member in members]), work, notify=told)
-    yield mesh, MeshVerifier(mesh, lambda _token: False).open(GenerationState())
+    yield mesh, MeshVerifier(mesh, lambda _token: False, rows=16).open(GenerationState())
     mesh.close()
 
 

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model
-from edgellm.engine.hardware import Hardware
-from edgellm.engine.model import LoadSpec
 from edgellm.errors import VerifierBusy
 from edgellm.rpc import channel
 from edgellm.rpc.channel import MAX_BUSY_MS, SESSION
@@ -135,19 +133,6 @@ def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
         assert again.bytes_up < 30  # the session was kept: only what is new travels
         remote.close()
         other.close()
-
-
-def test_more_sessions_than_rows_of_a_batch(exact: Model, prompt: Ids, alone: Alone) -> None:
-    """Whatever the scheduler may put together, llama.cpp wants room for one row of every sequence, and a chunk fits."""
-    with (
-        Model.load(exact.path, LoadSpec(Hardware(n_batch=2, threads=1))) as model,
-        VerifierServer(model, ANYWHERE, sessions=4, context=POSITIONS) as server,
-    ):
-        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
-        right = Chunk(ids=np.array(alone(prompt, 8), dtype=np.int32))
-        verdict = remote.open(GenerationState()).submit(prompt, right).result()
-        assert verdict.accepted == 8
-        remote.close()
 
 
 def test_who_never_finishes_the_first_word_is_hung_up_on(

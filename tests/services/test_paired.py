@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from itertools import combinations
 from pathlib import Path
@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from edgellm.engine import Model
-from edgellm.errors import NotPaired, NotPermitted, PairingRequired, VerifierLost, VerifierUnreachable
+from edgellm.errors import EdgeError, NotPaired, NotPermitted, PairingRequired, VerifierLost, VerifierUnreachable
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address, ModelAddress
@@ -33,7 +33,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
 from edgellm.services.mesh_codec import HOLDS, WORK
 from edgellm.services.server.servers import VerifierServer, WorkerServer
-from edgellm.spec.protocols import GenerationState, Session
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from edgellm.storage.layer_store import LayerStore
 from tests.rpc.doors import ended
@@ -59,40 +59,32 @@ def remote(server: VerifierServer, guest: Trust) -> Iterator[RemoteVerifier]:
     verifier.close()
 
 
-def go_on(session: Session, prompt: Ids) -> None:
-    """Asks until the verifier no longer answers."""
-    while True:
-        session.submit(prompt, Chunk(), extra=400).result()
-
-
-@pytest.mark.parametrize("end", ["removed", "right taken away"])
-def test_what_the_verifier_revokes_ends_in_the_middle_of_a_reply(
+@pytest.mark.parametrize(
+    ("end", "says", "then"),
+    [
+        (lambda host, guest: host.peers.remove(guest.identity.id), "refuses", NotPaired),
+        (lambda host, guest: host.peers.revoke(guest.identity.id, [Right.VERIFY]), "refuses", NotPermitted),
+        (lambda host, guest: guest.peers.remove(host.identity.id), None, PairingRequired),
+    ],
+    ids=["removed", "right taken away", "removed by the device"],
+)
+def test_when_trust_ends_a_reply_ends_in_the_middle(
     server: VerifierServer, remote: RemoteVerifier, host: Trust, guest: Trust, prompt: Ids, events: list[str],
-    end: str,
+    end: Callable[[Trust, Trust], object], says: str | None, then: type[EdgeError],
 ) -> None:  # fmt: skip
     session = remote.open(GenerationState())
     session.submit(prompt, Chunk()).result()
-    if end == "removed":
-        host.peers.remove(guest.identity.id)
-    else:
-        host.peers.revoke(guest.identity.id, [Right.VERIFY])
-    with pytest.raises(VerifierLost, match="refuses"):
-        go_on(session, prompt)
+    end(host, guest)
+
+    def go_on() -> None:
+        while True:
+            session.submit(prompt, Chunk(), extra=400).result()
+
+    with pytest.raises(VerifierLost, match=says):
+        go_on()
     assert not session.ready()
-    assert any(event.startswith("Refused") for event in events)
-    with pytest.raises(NotPaired if end == "removed" else NotPermitted):
-        RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
-
-
-def test_a_device_hangs_up_on_a_verifier_that_it_no_longer_trusts(
-    server: VerifierServer, remote: RemoteVerifier, host: Trust, guest: Trust, prompt: Ids
-) -> None:
-    session = remote.open(GenerationState())
-    session.submit(prompt, Chunk()).result()
-    guest.peers.remove(host.identity.id)
-    with pytest.raises(VerifierLost):
-        go_on(session, prompt)
-    with pytest.raises(PairingRequired):
+    assert any(event.startswith("Refused") for event in events) is bool(says)
+    with pytest.raises(then):
         RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
 
 

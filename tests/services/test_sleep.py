@@ -1,16 +1,10 @@
 """A verifier that sleeps in the middle of a reply, and machines that are kept awake while they work for others."""
 
-import threading
-import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from edgellm.engine import Model
-from edgellm.errors import VerifierUnavailable
 from edgellm.http import replies
 from edgellm.llm import LLM
 from edgellm.mesh.weight_cache import WeightCache
@@ -20,45 +14,11 @@ from edgellm.services.server.servers import WorkerServer
 from edgellm.sleeping import KeepAwake, waking
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Ids
-from testkit.processes.verifier import VerifierProcess
 from tests.http.conftest import asker, conversation, serving
-from tests.mesh.conftest import verifier_cut
 from tests.mesh.household import Cut
-from tests.services.conftest import ANYWHERE, Alone
+from tests.services.conftest import ANYWHERE
 from tests.services.meshing import PROMPT, meshed
 from tests.waiting import until
-
-__all__ = ["verifier_cut"]
-
-ASLEEP = 40.0
-"""Seconds: longer than what either side of a connection waits for a sign of life."""
-
-
-@pytest.fixture
-def process(exact: Model) -> Iterator[VerifierProcess]:
-    with closing(VerifierProcess(exact.path)) as started:
-        yield started
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("ends", [False, True], ids=["wakes up", "is started again"])
-def test_a_reply_goes_on_when_its_verifier_is_back(
-    process: VerifierProcess, exact: Model, prompt: Ids, alone: Alone, ends: bool
-) -> None:
-    wanted = alone(prompt, 8)
-    with closing(process.connect(exact.vocabulary)) as remote, closing(remote.open(GenerationState())) as session:
-        text = prompt
-        assert session.submit(text, Chunk()).result().tokens.tolist() == wanted[:1]
-        process.hang()
-        with pytest.raises(VerifierUnavailable):
-            session.submit(text, Chunk(), extra=3).result()
-        time.sleep(ASLEEP)
-        assert not session.ready()
-        (process.kill if ends else process.go_on)()
-        until(session.ready)
-        for token in wanted:
-            assert session.submit(text, Chunk()).result().tokens.tolist() == [token]
-            text = np.append(text, token).astype(np.int32)
 
 
 @pytest.fixture
@@ -130,19 +90,6 @@ def test_if_it_cannot_stay_awake_it_works_and_says_so_once(tmp_path: Path, monke
         awake.touch()
         assert len(told) == 1
         assert told[0].startswith("This machine may fall asleep while it works for others")
-
-
-def test_two_failures_at_a_time_are_told_once(written: Path) -> None:
-    second = f"while [ $(grep -c begun {written}) -lt 2 ]; do sleep 0.1; done"
-    blocker = f"#!/bin/sh\necho begun >> {written}\ncat\necho ended >> {written}\n{second}\nexit 1\n"
-    written.with_name("systemd-inhibit").write_text(blocker)
-    awake, told = KeepAwake("linux"), list[str]()
-    awake.begin(0.0, told.append)
-    for count in (1, 2):
-        awake.touch()
-        until(lambda count=count: written.exists() and written.read_text().count("ended") == count)  # type: ignore[misc]
-    until(lambda: not any(one.name == "edgellm-awake" for one in threading.enumerate()))
-    assert len(told) == 1
 
 
 LINUX = "Supports Wake-on: pumbg\n\tWake-on: {}\n"

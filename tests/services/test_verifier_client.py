@@ -52,16 +52,6 @@ def test_the_link_changes_nothing(
     assert any(verdict.plausible for verdict in got)
 
 
-def test_a_prefix_that_goes_back_is_followed(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
-    session = remote.open(GenerationState())
-    session.submit(np.concatenate((prompt, prompt)), Chunk()).result()
-    verdict = session.submit(prompt, Chunk(), extra=3).result()
-    shorter = session.submit(prompt[:5], Chunk()).result()
-    session.close()
-    assert verdict.tokens.tolist() == alone(prompt, 4)
-    assert shorter.tokens.tolist() == alone(prompt[:5], 1)
-
-
 def test_a_verdict_that_nobody_waited_for_is_given_up(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
     session = remote.open(GenerationState())
     forgotten = session.submit(np.concatenate([prompt] * 8), Chunk(), extra=50)

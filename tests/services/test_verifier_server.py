@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
@@ -23,15 +22,13 @@ from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.listener import Listening
 from edgellm.services.server.servers import VerifierServer, serve_verifier
-from edgellm.services.verification_codec import write_open
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import GenerationState
-from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.spec.types import Chunk, Ids
 from testkit import free_port
 from tests.conftest import Architectures, Heads
 from tests.programs import run_python
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone, wait_for
-from tests.services.test_verification_service import Device, verify
 from tests.waiting import until
 
 NEVER = replace(PATIENT, retry=60.0, retry_most=60.0)
@@ -110,16 +107,6 @@ def test_stopping_finishes_what_is_in_flight_and_takes_nothing_new(
     remote.close()
 
 
-def test_an_idle_session_is_told_that_the_verifier_goes(own: VerifierServer, prompt: Ids) -> None:
-    with grpc.insecure_channel(str(own.address)) as channel:
-        device = Device(channel)
-        device.say(write_open(GREEDY, own.model.vocabulary.fingerprint), verify(prefix=tuple(prompt.tolist())))
-        assert device.hear().WhichOneof("frame") == "verdict"
-        own.request_stop(grace=300)
-        assert device.hear().WhichOneof("frame") == "draining"
-        device.finish()
-
-
 @pytest.mark.parametrize("forced", [False, True])
 def test_grace_is_a_deadline_and_a_second_wish_forces_the_end(
     own: VerifierServer, events: list[str], prompt: Ids, forced: bool
@@ -151,15 +138,16 @@ def test_the_same_port_can_be_served_again_at_once(exact: Model, prompt: Ids) ->
     remote.close()
 
 
-@pytest.mark.parametrize(("n_batch", "passes"), [(None, 0), (8, 12)])
+@pytest.mark.parametrize(("n_batch", "passes"), [(None, 0), (8, 12), (2, 49)])
 def test_a_prompt_is_read_in_the_hardwares_batches(exact: Model, prompt: Ids, n_batch: int | None, passes: int) -> None:
+    """They have room for a chunk, and for a row of each session, whatever the hardware's are."""
     long = np.resize(prompt, 100)
     with (
         Model.load(exact.path, LoadSpec(Hardware(n_batch=n_batch, threads=1))) as model,
-        VerifierServer(model, ANYWHERE, sessions=2, context=POSITIONS) as server,
+        VerifierServer(model, ANYWHERE, sessions=4, context=POSITIONS) as server,
     ):
         remote = RemoteVerifier(server.address, model.vocabulary, timing=NEVER)
-        remote.open(GenerationState()).submit(long, Chunk()).result()
+        remote.open(GenerationState()).submit(long, Chunk(prompt[:8])).result()
         assert server.counters.prefills == passes
         remote.close()
 

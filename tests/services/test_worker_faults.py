@@ -1,10 +1,14 @@
-"""What a worker refuses, lacks, forgets or does not say."""
+"""What a worker refuses, lacks, forgets or does not say; and one that lies: the reply is written by the others."""
 
 import asyncio
 import queue
 import socket
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,32 +16,32 @@ import pytest
 from edgellm.cli.server_options import WorkerOptions
 from edgellm.cli.serving import start_worker
 from edgellm.engine import ModelFile, check_gguf
-from edgellm.errors import DeviceLost, MemoryShort, MeshBroken
+from edgellm.errors import DeviceLost, InvalidOption, MemoryShort, MeshBroken
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
+from edgellm.mesh import pipeline as pipelines
+from edgellm.mesh.coordinator import MeshDevice
+from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageLost, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
-from edgellm.mesh.stage import Stage
+from edgellm.mesh.stage import InFlight, Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
-from edgellm.rpc.link import Endpoint, Timing
+from edgellm.rpc.link import WORKER_TIMING, Endpoint, Timing
 from edgellm.rpc.protos import mesh_pb2 as pb
+from edgellm.rpc.protos.mesh_pb2 import StageSpan, StageTimes
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.mesh_codec import WORK, write_work
-from edgellm.services.server import listener
+from edgellm.services.server import listener, mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint
-from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.folder import FolderLayers
-from tests.mesh.household import NOTHING, Cut, Whole, even
+from tests.mesh.household import NOTHING, Cut, Device, Whole, even
 from tests.mesh.test_stages import SlowLayers
 from tests.rpc.doors import ended
 from tests.services.conftest import ANYWHERE
-from tests.services.meshing import PROMPT, asked, replying, workers
+from tests.services.meshing import PROMPT, asked, replying
 from tests.waiting import until
 from tests.watching import calls_of
-
-__all__ = ["verifier_cut", "whole", "workers"]
 
 
 def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
@@ -192,3 +196,108 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
     finally:
         worker.stop()
         worker.close()
+
+
+# --- lies -------------------------------------------------------------------------------------------------------------
+
+
+FLOOD = 2000
+LIES: dict[str, Callable[[Event], list[Event]]] = {
+    "rows of NaN": lambda event: [
+        replace(event, data=np.full_like(event.data, np.nan, np.float32)) if isinstance(event, MicroBatch) else event
+    ],
+    "nothing": lambda _event: [],
+    "failures": lambda event: [
+        Failed(event.number, InvalidOption("It is broken.", "Mend it.")) if isinstance(event, MicroBatch) else event
+    ],
+    "endless figures": lambda event: [StageTimes(spans=[StageSpan(kind="got", what=1)] * FLOOD)] * 20 + [event],
+    "a token out of range": lambda event: [
+        replace(event, verdict=replace(event.verdict, tokens=np.array([10**6], np.int32)))
+        if isinstance(event, StageAnswer)
+        else event
+    ],
+    "answers twice": lambda event: [event, event],
+}
+"""What a stage says in the place of an event."""
+STUCK = ("never loads", "works for ever")
+SILENT = (*STUCK, "nothing", "endless figures")
+
+
+class LyingStage(Stage):
+    """A stage that may tell one of the lies above."""
+
+    lie = ""
+
+    def _remove(self, moving: InFlight, event: Event | None) -> None:
+        if self.lie == "works for ever":
+            while not self._closed:
+                self._steps += 1
+                time.sleep(0.1)
+        if event is None or self.lie not in LIES:
+            super()._remove(moving, event)
+            return
+        super()._remove(moving, None)
+        for lying in LIES[self.lie](event):
+            self._post(lying)
+
+    def _load(self) -> None:
+        while self.lie == "never loads" and not self._closed:
+            self._share += 1e-6
+            time.sleep(0.1)
+        super()._load()
+
+
+def lying(monkeypatch: pytest.MonkeyPatch, lie: str, first: int) -> None:
+    """Have workers' stages lie that begin with the layer `first`."""
+
+    def made(work: StageSpec, *words: Any) -> LyingStage:
+        stage = LyingStage(work, *words)
+        stage.lie = lie if work.layers.start == first else ""
+        return stage
+
+    monkeypatch.setattr(mesh_service, "Stage", made)
+
+
+@pytest.mark.parametrize(
+    ("lie", "last", "says"),
+    [
+        ("rows of NaN", False, "16 rows for 16 positions, or NaN"),
+        ("nothing", False, "it has not answered in time"),
+        ("works for ever", False, "it has not answered in time"),
+        ("never loads", True, "it has not answered in time"),
+        ("a token out of range", True, "violates the protocol"),
+        ("failures", False, ""),  # not every lie is noticed
+        ("endless figures", False, ""),
+        ("answers twice", True, ""),
+    ],
+)
+def test_the_others_take_over_from_one_that_lies(
+    verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch, lie: str, last: bool, says: str
+) -> None:
+    for limit in ("ANSWER_SECONDS", "LOAD_SECONDS"):
+        monkeypatch.setattr(pipelines, limit, 0.6 if lie in SILENT else 60.0)
+    lying(monkeypatch, lie, 6 if last else 0)
+    told: list[str] = []
+    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
+        members: list[MeshDevice] = [
+            RemoteDevice(Endpoint("liar", worker.address)), Device("here", verifier_cut.layers),
+        ]  # fmt: skip
+        with (
+            replying(members[::-1] if last else members, verifier_cut.work, told.append) as (mesh, session),
+            suppress(InvalidOption) if lie == "failures" else nullcontext(),  # a reason, and no wrong text
+        ):
+            assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+    if says:
+        assert [share.name for share in mesh.shares] == ["here"]
+        assert says in told[0]
+
+
+def test_who_gives_nothing_back_is_found_among_several(
+    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lying(monkeypatch, "nothing", 4)
+    timing = replace(WORKER_TIMING, beat=0.1, stall=1.5)
+    members = [RemoteDevice(Endpoint(name, one.address), timing) for name, one in zip("abc", workers, strict=True)]
+    with replying(members, verifier_cut.work) as (mesh, session):
+        assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+        assert "b" not in [share.name for share in mesh.shares]

@@ -18,14 +18,11 @@ from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.protocols import GenerationState
-from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.folder import needed, reserve
 from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of
 from tests.services.conftest import ANYWHERE
-from tests.services.meshing import PROMPT, meshed, workers
+from tests.services.meshing import PROMPT, meshed
 from tests.waiting import until
-
-__all__ = ["verifier_cut", "whole", "workers"]
 
 
 def test_rows_of_16_bits_give_nearly_the_same(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:

@@ -108,15 +108,6 @@ def test_only_the_user_can_read_it(history: History, monkeypatch: pytest.MonkeyP
     assert [mode(path) for path in history.folder.rglob("*") if path.is_file()] == [0o600] * 3  # one chat, lock, off
 
 
-def test_what_became_open_to_others_is_closed_again(history: History) -> None:
-    keep(history, "q")
-    paths = [history.folder, history.path, *history.path.iterdir()]
-    for path in paths:
-        path.chmod(0o777)
-    history.recent()
-    assert [mode(path) for path in paths] == [0o700, 0o700, 0o600]
-
-
 @pytest.mark.parametrize("use", EVERY_USE)
 def test_a_file_in_the_folders_place_is_told_and_stays(history: History, use: Callable[[History], object]) -> None:
     history.folder.parent.mkdir()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
+from edgellm.errors import InvalidOption, ModelNotFound
 from edgellm.storage import ALIASES, catalog
 from edgellm.storage.catalog import CatalogModel
 from edgellm.storage.model_files import HubName, hub_name, parse_hub_name
@@ -87,24 +87,17 @@ FITS = "the largest that fits; "
     ("files", "wanted", "memory", "first", "count", "reason", "warning"),
     [
         (QWEN_7B, None, None, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "the default", ""),
-        (QWEN_7B, "q4_k_m", None, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "asked for", ""),
         (QWEN_7B, "fp16", None, "qwen2.5-7b-instruct-fp16-00001-of-00004.gguf", 4, "asked for", ""),
-        (QWEN_7B, "q3_k_m", None, "qwen2.5-7b-instruct-q3_k_m.gguf", 1, "asked for", ""),
         (QWEN_7B, "q4", None, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 2, "the first of 2 that match", ""),
         (PHI_3, None, None, "Phi-3-mini-4k-instruct-q4.gguf", 1, "there is no Q4_K_M; this is the closest", ""),
-        (PHI_3, "fp16", None, "Phi-3-mini-4k-instruct-fp16.gguf", 1, "asked for", ""),
         (PHI_3, "F16", None, "Phi-3-mini-4k-instruct-fp16.gguf", 1, "asked for", ""),
         (QWEN_27B, None, None, "Qwen3.8-27B-UD-Q4_K_M.gguf", 1, "the default", ""),
-        (QWEN_27B, "Q4_0", None, "Qwen3.8-27B-Q4_0.gguf", 1, "asked for", ""),
         (QWEN_27B, "q4_k_xl", None, "Qwen3.8-27B-UD-Q4_K_XL.gguf", 1, "asked for", ""),
-        (QWEN_27B, "BF16", None, "BF16/Qwen3.8-27B-BF16-00001-of-00002.gguf", 2, "asked for", ""),
         (QWEN_FLASH, None, None, UD.format(1), 4, "the only model there", ""),
         (QWEN_FLASH, "q4_k_xl", None, UD.format(1), 4, "asked for", ""),
         (GPT_OSS, None, None, "gpt-oss-120b-mxfp4-00001-of-00003.gguf", 3, "the only model there", ""),
-        (GPT_OSS, "MXFP4", None, "gpt-oss-120b-mxfp4-00001-of-00003.gguf", 3, "asked for", ""),
         (DRAFTERS, None, None, "gemma-4-12b-it-Q8_0.gguf", 1, "the only model there", ""),
         (QWEN_27B, None, 16, "Qwen3.8-27B-UD-IQ3_S.gguf", 1, FITS + r"UD-Q4_K_M: 16\.5 GB .* memory of 17\.2 GB", ""),
-        (QWEN_27B, None, 8, "Qwen3.8-27B-UD-IQ1_S.gguf", 1, FITS + r"UD-Q4_K_M: 16\.5 GB .* memory of 8\.6 GB", ""),
         (QWEN_7B, None, 5.8, "qwen2.5-7b-instruct-q4_0-00001-of-00002.gguf", 2, FITS + r"Q4_K_M: 4\.7 GB", ""),
         (QWEN_FLASH, None, 64, UD.format(1), 4, "the only model there", "111.3 GB of weights are more than three"),
         (QWEN_27B, "Q8_0", 16, "Qwen3.8-27B-Q8_0.gguf", 1, "asked for", "29.0 GB of weights are more than"),
@@ -163,16 +156,12 @@ def test_other_names_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("qwen3:8b", HubName("Qwen/Qwen3-8B-GGUF", "Q4_K_M")),
         ("Qwen3:8B", HubName("Qwen/Qwen3-8B-GGUF", "Q4_K_M")),
         ("qwen3:8b-q8_0", HubName("Qwen/Qwen3-8B-GGUF", "Q8_0")),
-        ("qwen3.6:27b-q4_k_m", HubName("unsloth/Qwen3.6-27B-GGUF", "Q4_K_M")),
         ("qwen3.5:4b-ud-q4_k_xl", HubName("unsloth/Qwen3.5-4B-GGUF", "UD-Q4_K_XL")),
-        ("qwen3:30b", HubName("Qwen/Qwen3-30B-A3B-GGUF", "Q4_K_M")),
         ("qwen3:30b-a3b-q8_0", HubName("Qwen/Qwen3-30B-A3B-GGUF", "Q8_0")),
         ("qwen2.5:0.5b-instruct-q4_K_M", HubName("Qwen/Qwen2.5-0.5B-Instruct-GGUF", "Q4_K_M")),
         ("gemma3:4b-it", HubName("ggml-org/gemma-3-4b-it-GGUF", "Q4_K_M")),
-        ("gpt-oss:20b", HubName("ggml-org/gpt-oss-20b-GGUF", "MXFP4")),
         ("ann/tiny:q8_0", HubName("ann/tiny", "q8_0")),
         ("ann/tiny@Q8_0", HubName("ann/tiny", "Q8_0")),
         ("hf.co/ann/tiny.v2-GGUF:Q4_K_M", HubName("ann/tiny.v2-GGUF", "Q4_K_M")),
@@ -187,10 +176,8 @@ def test_short_names_mean_models_on_the_hub(text: str, expected: HubName) -> Non
     [
         ("qwen3:7b", "Did you mean qwen3:1.7b? qwen3 comes as qwen3:0.6b, qwen3:1.7b"),
         ("qwen3", "qwen3 comes as qwen3:0.6b, qwen3:1.7b"),
-        ("qwen3:", "qwen3 comes as"),
         ("qwen3:8b-fast", "Did you mean qwen3:8b?"),
         ("quen3:8b", "Did you mean qwen3:8b"),
-        ("gema3:4b", "Did you mean gemma3:4b"),
         ("edgellm-drft", "Did you mean edgellm-draft"),
         ("nothing like it", "`edgellm catalog` others"),
     ],
@@ -200,17 +187,6 @@ def test_an_unknown_name_answers_with_the_nearest(text: str, advice: str) -> Non
         hub_name(text)
     assert advice in raised.value.next_step
     assert repr(text) in raised.value.what
-
-
-@given(st.text(max_size=40))
-def test_any_text_is_a_name_of_the_hub_or_an_error_of_ours(text: str) -> None:
-    try:
-        name = hub_name(text)
-    except EdgeError:
-        return
-    assert hub_name(name.short) == name
-    assert "/" not in name.folder
-    assert ".." not in name.folder
 
 
 @given(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,13 +34,15 @@ PATIENT = UpstreamOptions(least=600.0)  # what a busy machine delays is not lost
 DEVICE = Timing(least=600.0, silent_beats=2400)
 
 Make: TypeAlias = Callable[[Engine], Dialect]
+OpenPair: TypeAlias = Callable[..., tuple[LLM, UpstreamServer]]
+SCORING: Make = partial(Vllm, scores=True, counts=True)
 WAYS: dict[str, tuple[Make, Tier | None]] = {
-    "vllm-score": (lambda engine: Vllm(engine, scores=True, counts=True), None),
-    "vllm-score-uncounted": (lambda engine: Vllm(engine, scores=True), None),
+    "vllm-score": (SCORING, None),
+    "vllm-score-uncounted": (partial(Vllm, scores=True), None),
     "vllm-fan-out": (Vllm, None),
     "vllm-continue": (Vllm, Tier.CONTINUE),
     "llama-server": (LlamaServer, None),
-    "llama-server-quiet": (lambda engine: LlamaServer(engine, quiet=True), None),
+    "llama-server-quiet": (partial(LlamaServer, quiet=True), None),
     "sglang-score": (Sglang, None),
     "sglang-fan-out": (Sglang, Tier.FAN_OUT),
     "ollama": (Ollama, None),
@@ -76,13 +79,19 @@ def closing() -> Iterator[ExitStack]:
         yield stack
 
 
-def open_pair(
-    closing: ExitStack, dialect: Dialect, draft: Path | str, tier: Tier | None = None, timing: UpstreamOptions = PATIENT
-) -> tuple[LLM, UpstreamServer]:
-    """Return a pair with a server of this dialect as its verifier."""
-    server = closing.enter_context(UpstreamServer(dialect))
-    pair = LLM.open(draft, server.url, threads=1, upstream=replace(timing, tier=tier))
-    return closing.enter_context(pair), server
+def pair_opener(closing: ExitStack, engine: Engine, draft: Path) -> OpenPair:
+    def opened(make: Make, tier: Tier | None = None, timing: UpstreamOptions = PATIENT) -> tuple[LLM, UpstreamServer]:
+        server = closing.enter_context(UpstreamServer(make(engine)))
+        pair = LLM.open(draft, server.url, threads=1, upstream=replace(timing, tier=tier))
+        return closing.enter_context(pair), server
+
+    return opened
+
+
+@pytest.fixture
+def open_pair(closing: ExitStack, engine: Engine, f32_pair: tuple[Path, Path]) -> OpenPair:
+    """Return what opens a pair with a server of a dialect as its verifier."""
+    return pair_opener(closing, engine, f32_pair[0])
 
 
 def written(pair: LLM, number: int = 5, **more: Any) -> tuple[list[Token], list[Notice]]:

@@ -17,7 +17,7 @@ from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from testkit.upstream.text_dialects import Ollama
 from tests.spec.real import case, ids
-from tests.upstream.conftest import MOST, UNVERIFIED, Make, open_pair, written
+from tests.upstream.conftest import MOST, SCORING, UNVERIFIED, Make, OpenPair, pair_opener, written
 from tests.waiting import until
 
 QUICK = UpstreamOptions(least=0.5, retry=0.05, retry_most=0.2)
@@ -43,7 +43,7 @@ def verified(pair: LLM) -> list[Token]:
 def shared(engine: Engine, f32_pair: tuple[Path, Path]) -> Iterator[tuple[LLM, UpstreamServer]]:
     """A pair that was used with its server, for tests that leave both as they were."""
     with ExitStack() as stack:
-        pair, server = open_pair(stack, Vllm(engine, scores=True, counts=True), f32_pair[0], timing=QUICK)
+        pair, server = pair_opener(stack, engine, f32_pair[0])(SCORING, timing=QUICK)
         verified(pair)
         yield pair, server
 
@@ -62,10 +62,10 @@ def test_a_reply_goes_on_without_the_server_and_the_next_one_with_it(
     assert [token.id for token in verified(pair)] == wanted[5]
 
 
-def test_a_slow_server_is_left_alone_a_while(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+def test_a_slow_server_is_left_alone_a_while(open_pair: OpenPair) -> None:
     """Else each reply would wait for it again, and longer from time to time."""
     timing = UpstreamOptions(least=0.5, retry=600.0, retry_most=600.0)
-    pair, server = open_pair(closing, Vllm(engine, scores=True, counts=True), f32_pair[0], timing=timing)
+    pair, server = open_pair(SCORING, timing=timing)
     verified(pair)
     server.fault = Fault.STALLED
     written(pair)
@@ -75,11 +75,9 @@ def test_a_slow_server_is_left_alone_a_while(engine: Engine, f32_pair: tuple[Pat
     assert len(server.requests) == before
 
 
-def test_a_server_that_dies_and_comes_back_within_a_reply(
-    engine: Engine, served: Model, f32_pair: tuple[Path, Path], closing: ExitStack
-) -> None:
+def test_a_server_that_dies_and_comes_back_within_a_reply(served: Model, open_pair: OpenPair) -> None:
     """Nothing is lost or repeated, and what is marked as verified is what the verifier says after all before it."""
-    pair, server = open_pair(closing, LlamaServer(engine), f32_pair[0], timing=QUICK)
+    pair, server = open_pair(LlamaServer, timing=QUICK)
     tokens: list[Token] = []
     for number in range(4):
         prompt, reply = pair.prompts.ids(case(number)), pair.reply(case(number), max_tokens=MOST, budget=1.0)
@@ -97,20 +95,18 @@ def test_a_server_that_dies_and_comes_back_within_a_reply(
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda engine: Vllm(engine, scores=True, counts=True), "The model `served/verifier` does not exist"),
+        (SCORING, "The model `served/verifier` does not exist"),
         (Vllm, "The model `served/verifier` does not exist"),
         (Ollama, "model 'served/verifier' not found"),
     ],
     ids=["vllm-score", "vllm-fan-out", "ollama"],
 )
 def test_a_server_whose_model_was_replaced_says_which_it_lacks(
-    make: Make, says: str, engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    served = make(engine)
-    pair, _ = open_pair(closing, served, f32_pair[0], timing=QUICK)
+    make: Make, says: str, open_pair: OpenPair, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair, server = open_pair(make, timing=QUICK)
     verified(pair)
-    served.serving_as("another/model")
+    server.dialect.serving_as("another/model")
     tokens, notices = written(pair)
     assert {token.source for token in tokens} <= UNVERIFIED
     assert any("The verifier is gone. The draft model continues alone" in notice.text for notice in notices)
@@ -130,13 +126,14 @@ def test_a_server_that_cannot_verify(engine: Engine, f32_pair: tuple[Path, Path]
         LLM.open(f32_pair[0], server.url)
 
 
-def test_a_server_of_another_vocabulary(
-    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dialect = Vllm(engine)
-    monkeypatch.setattr(dialect, "text", lambda tokens: Vllm.text(dialect, [max(0, token - 1) for token in tokens]))
+class Shifted(Vllm):
+    def text(self, tokens: list[int]) -> str:
+        return super().text([max(0, token - 1) for token in tokens])
+
+
+def test_a_server_of_another_vocabulary(open_pair: OpenPair) -> None:
     with pytest.raises(VocabularyMismatch, match=r"token \d+ is"):
-        open_pair(closing, dialect, f32_pair[0])
+        open_pair(Shifted)
 
 
 def test_a_key_is_sent_and_never_shown(

@@ -1,6 +1,7 @@
 """A reply through every dialect and tier is the one that the verifier writes alone."""
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from testkit.upstream.dialects import NOWHERE, LlamaServer, Sglang, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from tests.spec.real import case, ids
-from tests.upstream.conftest import MOST, NUMBERS, WAYS, open_pair
+from tests.upstream.conftest import MOST, NUMBERS, WAYS, OpenPair
 
 WRITES = {"/inference/v1/generate", "/v1/completions", "/completion", "/generate", "/api/generate"}
 
@@ -29,11 +30,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_drafts_change_nothing(
-    way: str, engine: Engine, f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], closing: ExitStack
-) -> None:
-    make, tier = WAYS[way]
-    pair, server = open_pair(closing, make(engine), f32_pair[0], tier)
+def test_drafts_change_nothing(way: str, open_pair: OpenPair, wanted: dict[int, list[int]]) -> None:
+    pair, server = open_pair(*WAYS[way])
     told: list[Explanation] = []
     for number in NUMBERS:
         reply = pair.reply(case(number), max_tokens=MOST, budget=1.0)
@@ -77,37 +75,32 @@ def test_what_a_server_logs_or_hides_is_said_once(
     assert said[1] == ()
 
 
-def test_a_tier_that_the_server_lacks(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+def test_a_tier_that_the_server_lacks(open_pair: OpenPair) -> None:
     with pytest.raises(InvalidOption, match="by score: it can by continue"):
-        open_pair(closing, LlamaServer(engine), f32_pair[0], Tier.SCORE)
+        open_pair(LlamaServer, Tier.SCORE)
 
 
-def test_the_servers_own_template_is_used(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+def test_the_servers_own_template_is_used(open_pair: OpenPair) -> None:
     template = "<|begin|><|user|>Template of the server<|end|><|assistant|>"
-    pair, _ = open_pair(closing, LlamaServer(engine, template=template), f32_pair[0])
+    pair, _ = open_pair(partial(LlamaServer, template=template))
     assert b"Template of the server" in pair._text.detokenize(pair.prompts.ids("A question"))
 
 
-def test_rows_of_cached_positions_are_never_read(
-    engine: Engine, f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], closing: ExitStack
-) -> None:
+def test_rows_of_cached_positions_are_never_read(open_pair: OpenPair, wanted: dict[int, list[int]]) -> None:
     """The same question again: what is asked then is in the server's cache, drafts included, and its rows are memory
     that nobody has written to."""
     for counts in (True, False):
-        dialect = Vllm(engine, scores=True, counts=counts)
-        pair, _ = open_pair(closing, dialect, f32_pair[0])
+        pair, server = open_pair(partial(Vllm, scores=True, counts=counts))
         for _ in range(3):
             assert ids(pair.reply(case(5), max_tokens=MOST, budget=1.0)) == wanted[5]
-        assert max(dialect.cached) > 0
+        assert isinstance(server.dialect, Vllm)
+        assert max(server.dialect.cached) > 0
     assert NOWHERE > 1.0
 
 
-def test_sglang_is_asked_from_the_prefix_end_on(
-    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
-) -> None:
+def test_sglang_is_asked_from_the_prefix_end_on(open_pair: OpenPair) -> None:
     """From the first token on, it would compute the whole prompt for each verdict."""
-    dialect = Sglang(engine)
-    pair, server = open_pair(closing, dialect, f32_pair[0])
+    pair, server = open_pair(Sglang)
     ids(pair.reply(case(5), max_tokens=MOST, budget=1.0))
     prompt = len(pair.prompts.ids(case(5)))
     asked = [body for path, body, _ in server.requests if path == "/generate" and len(body["input_ids"]) >= prompt]
@@ -117,25 +110,25 @@ def test_sglang_is_asked_from_the_prefix_end_on(
 
 
 def test_a_server_that_cannot_write_its_rows_is_soon_asked_without_them(
-    engine: Engine, f32_pair: tuple[Path, Path], wanted: dict[int, list[int]], closing: ExitStack
+    open_pair: OpenPair, wanted: dict[int, list[int]]
 ) -> None:
     """There is a NaN in the memory of rows that it has cached, and it refuses with status 400."""
-    dialect = Vllm(engine, scores=True, counts=True, refuses=True)
-    pair, server = open_pair(closing, dialect, f32_pair[0])
+    pair, server = open_pair(partial(Vllm, scores=True, counts=True, refuses=True))
     for _ in range(2):
         reply = pair.reply(case(5), max_tokens=MOST, budget=1.0)
         assert ids(reply) == wanted[5]
         assert reply.summary.share_verified == 1.0
     scored = [path for path, _, _ in server.requests if path == "/inference/v1/generate"]
-    assert 2 <= len([cached for cached in dialect.cached if cached]) <= 5
+    assert isinstance(server.dialect, Vllm)
+    assert 2 <= len([cached for cached in server.dialect.cached if cached]) <= 5
     assert len(scored) < len([path for path, _, _ in server.requests if path == "/v1/completions"])
 
 
-def test_log_probabilities_are_the_servers(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
+def test_log_probabilities_are_the_servers(open_pair: OpenPair, f32_pair: tuple[Path, Path]) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as alone:
         right = [token for token in alone.reply(case(2), max_tokens=8, logprobs=3) if isinstance(token, Token)]
-    for make, tier in (WAYS[way] for way in ("vllm-score", "vllm-fan-out", "llama-server", "sglang-score")):
-        pair, _ = open_pair(closing, make(engine), f32_pair[0], tier)
+    for way in ("vllm-score", "vllm-fan-out", "llama-server", "sglang-score"):
+        pair, _ = open_pair(*WAYS[way])
         told = list(pair.reply(case(2), max_tokens=8, logprobs=3))
         assert [token.id for token in told] == [token.id for token in right]
         for one, other in zip(told, right, strict=True):
@@ -146,12 +139,12 @@ def test_log_probabilities_are_the_servers(engine: Engine, f32_pair: tuple[Path,
 
 
 def test_a_profile_is_that_of_the_pair_here_and_its_budget_is_kept(
-    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
+    open_pair: OpenPair, f32_pair: tuple[Path, Path]
 ) -> None:
     prompts = [case(number) for number in range(20, 24)]
     with LLM.open(*f32_pair, threads=1, history=False) as here:
         wanted = here.profile(prompts, max_tokens=MOST)
-    pair, _ = open_pair(closing, LlamaServer(engine), f32_pair[0])
+    pair, _ = open_pair(LlamaServer)
     found = pair.profile(prompts, max_tokens=MOST)
     # A server may write more than one token behind a draft, so that its next chunk begins elsewhere.
     assert found.alpha == pytest.approx(wanted.alpha, abs=0.1)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from testkit.upstream.dialects import Vllm
 from testkit.upstream.engine import Engine, logprobs, top
 from testkit.upstream.text_dialects import Ollama
 from tests.spec.real import case, ids
-from tests.upstream.conftest import MOST, WAYS, open_pair
+from tests.upstream.conftest import MOST, WAYS, OpenPair
 
 TELLING = (
     "vllm-score", "vllm-fan-out", "vllm-continue", "llama-server", "sglang-score",
@@ -65,11 +64,9 @@ def wanted_by_rule(here: LLM) -> Callable[[str, str], list[int]]:
 
 @pytest.mark.parametrize(("way", "rule"), dict.fromkeys(TRIED))
 def test_a_reply_by_a_rule_is_that_of_the_model_here(
-    way: str, rule: str, engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack,
-    wanted_by_rule: Callable[[str, str], list[int]],
-) -> None:  # fmt: skip
-    make, tier = WAYS[way]
-    pair, _ = open_pair(closing, make(engine), f32_pair[0], tier)
+    way: str, rule: str, open_pair: OpenPair, wanted_by_rule: Callable[[str, str], list[int]]
+) -> None:
+    pair, _ = open_pair(*WAYS[way])
     for drawn, options in DRAWN.items():
         reply = pair.reply(case(2), budget=1.0, max_tokens=MOST, **RULES[rule], **options)
         assert ids(reply) == wanted_by_rule(rule, drawn)
@@ -79,10 +76,9 @@ def test_a_reply_by_a_rule_is_that_of_the_model_here(
 @pytest.mark.parametrize("way", ["vllm-score", "vllm-fan-out", "llama-server", "sglang-score"])
 @pytest.mark.parametrize("drawn", [{}, {"temperature": 0.8, "top_k": 8, "seed": 5}], ids=["greedy", "sampled"])
 def test_a_server_is_steered_where_its_likeliest_tokens_do_not_decide(
-    way: str, drawn: dict[str, Any], engine: Engine, f32_pair: tuple[Path, Path], here: LLM, closing: ExitStack
+    way: str, drawn: dict[str, Any], open_pair: OpenPair, engine: Engine, here: LLM
 ) -> None:
-    make, tier = WAYS[way]
-    pair, server = open_pair(closing, make(engine), f32_pair[0], tier)
+    pair, server = open_pair(*WAYS[way])
     likeliest = top(engine.rows(here.prompts.ids(case(2)).tolist(), 1)[0], 80)  # more than a server tells
     bias = {token: -90.0 for token, _ in likeliest}
     before = len(server.requests)
@@ -96,21 +92,16 @@ def test_a_server_is_steered_where_its_likeliest_tokens_do_not_decide(
 
 
 @pytest.mark.parametrize("way", ["vllm-score", "vllm-fan-out", "llama-server", "sglang-score"])
-def test_a_schema_may_ask_for_the_unlikely(
-    way: str, engine: Engine, f32_pair: tuple[Path, Path], here: LLM, closing: ExitStack
-) -> None:
+def test_a_schema_may_ask_for_the_unlikely(way: str, open_pair: OpenPair, here: LLM) -> None:
     schema = json.dumps({"enum": ["xyzzy qwfp", "zxcv jkl"]})
-    make, tier = WAYS[way]
-    pair, _ = open_pair(closing, make(engine), f32_pair[0], tier)
+    pair, _ = open_pair(*WAYS[way])
     reply = pair.reply(case(2), budget=1.0, max_tokens=MOST, json_schema=schema)
     assert ids(reply) == ids(here.reply(case(2), max_tokens=MOST, json_schema=schema))
     assert reply.summary.share_verified == 1.0
 
 
-def test_a_rule_is_applied_to_what_a_server_tells_and_else_refused(
-    engine: Engine, f32_pair: tuple[Path, Path], here: LLM, closing: ExitStack
-) -> None:
-    pair, _ = open_pair(closing, Vllm(engine), f32_pair[0])
+def test_a_rule_is_applied_to_what_a_server_tells_and_else_refused(open_pair: OpenPair, here: LLM) -> None:
+    pair, _ = open_pair(Vllm)
     drawn: dict[str, Any] = {"temperature": 1.0, "seed": 5, "json_schema": SCHEMA, "max_tokens": MOST}
     for top_k in (0, 21):
         assert ids(pair.reply(case(2), top_k=top_k, **drawn)) == ids(here.reply(case(2), top_k=20, **drawn))
@@ -118,8 +109,8 @@ def test_a_rule_is_applied_to_what_a_server_tells_and_else_refused(
         pair.reply(case(2), repeat_penalty=1.1)
 
 
-def test_drafts_follow_other_schemas(engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack) -> None:
-    mute, server = open_pair(closing, Ollama(engine), f32_pair[0])
+def test_drafts_follow_other_schemas(open_pair: OpenPair, f32_pair: tuple[Path, Path]) -> None:
+    mute, server = open_pair(Ollama)
     before, events = len(server.requests), list[Notice]()
     reply = mute.reply(case(2), json_schema=SCHEMA)
     reply.listen(on_notice=events.append)

@@ -43,13 +43,6 @@ def divided(served: Model, text: str) -> tuple[Ids, int]:
     raise AssertionError("no token can be divided")
 
 
-def test_an_ordinary_text_survives(served: Model, borders: TextBorders) -> None:
-    text = "<|user|>Where is my mug?<|end|>"
-    found = served.plain_prompt(text)
-    assert borders.survives(found)
-    assert borders.last(found) == (len(found), text)
-
-
 def test_a_text_never_ends_within_a_character(served: Model, borders: TextBorders) -> None:
     whole = served.plain_prompt("Here is")
     snow = split(served, SNOWMAN)[: len(whole) + 2]
