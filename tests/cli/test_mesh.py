@@ -18,7 +18,7 @@ from edgellm.mesh import deploy as deploying
 from edgellm.mesh.coordinator import TakeOver
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.rpc.trust.trust import Right, Trust
+from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layer_store import LayerStore
 from tests.cli.conftest import Edge
@@ -180,15 +180,8 @@ def test_a_device_that_refuses_is_said_and_the_others_go_on(edge: Edge, stores: 
     done = edge("mesh", "deploy", MODEL, "--split", "desk:1-6,phone:7-12")
     done.told("layers 1-6 of edgellm verifier would take", "0 B arrived", code=1)
     assert "desk: desk: " not in done.err
-    owner = Trust.load()
-    owner.peers.revoke(owner.peers.find("phone").id, [Right.FILES])
-    for words, says in (
-        (("deploy", MODEL, "--split", "phone:7-12"), "no right to copy models from here"),
-        (("deploy", MODEL, "--split", "attic:1-12"), "No paired device is called 'attic'"),
-        (("layers", "--on", "attic"), "No paired device is called 'attic'"),
-        (("deploy", MODEL, "--split", "127.0.0.1:1:1-2"), "connection to 127.0.0.1:1 was lost"),
-    ):
-        edge("mesh", *words).told(says, code=1)
+    for words in (("deploy", MODEL, "--split", "attic:1-12"), ("layers", "--on", "attic")):
+        edge("mesh", *words).told("No paired device is called 'attic'", code=1)
 
 
 @pytest.mark.parametrize("begin", [0.96, 0.97, 0.975, 0.99])

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -23,7 +22,6 @@ from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layer_store import LayerStore
 from testkit.gguf.split_file import split
 from tests.cli.conftest import Done, Edge, ids
@@ -37,7 +35,6 @@ MODEL, QUESTION = "edgellm-verifier", "Where is my mug?"
 RUN = ("mesh", "run", MODEL, QUESTION, "--retrieval", "off", "--max-tokens", "4")
 ALONE = ("--split", "here:1-12")
 SMALL = (*RUN, "--ctx-size", "256")
-DEPLOY = ("mesh", "deploy", MODEL, "--json", "--split")
 
 
 @pytest.fixture
@@ -188,29 +185,6 @@ def test_the_layers_that_it_names_make_it_run_over_a_paired_device(
         assert command[1].replace("MODEL", MODEL) not in done.err
 
 
-def test_each_plan_that_is_deployed_runs_with_few_pieces(edge: Edge, tmp_path: Path) -> None:
-    """The bundled model is small: each stage is one piece, so another plan needs others."""
-    stores = [LayerStore(tmp_path / name, 10**9) for name in ("one", "two")]
-    alone = edge(*RUN, *ALONE)
-    with ExitStack() as running:
-        stored = [StoredLayers(store) for store in stores]
-        one, two = (
-            running.enter_context(WorkerServer(WeightCache(there), ANYWHERE, stored=there)).address for there in stored
-        )
-        for at in (5, 8):
-            split = f"{one}:1-{at},{two}:{at + 1}-12"
-            assert all(row["sent"] == row["bytes"] for row in edge(*DEPLOY, split).answer)
-            assert all(row["sent"] == 0 for row in edge(*DEPLOY, split).answer)
-            done = edge(*RUN, "--split", split).told()
-            assert (done.out, "lost" in done.err) == (alone.out, False)
-        digest = fingerprint(resolve(MODEL))
-        pieces = [sorted(str(piece.layers) for piece in store.pieces(digest)) for store in stores]
-        assert pieces == [["1-5", "1-8"], ["6-12", "9-12"]]
-        assert edge(*RUN, "--split", f"{one}:1-5,{two}:6-12").out == alone.out  # what was brought before is there
-        says = "do not match the boundaries of the pieces on this device: 1-8"
-        edge(*RUN, "--split", f"{one}:1-6,here:7-12").told(says)
-
-
 def test_nobody_else_means_this_device_alone_and_no_measuring(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.cli.commands.mesh.survey_workers", None)
     done = edge(*RUN, "--json").told("No other device can be used, so this one holds all layers")
@@ -289,9 +263,6 @@ def test_layers_that_can_be_cut_go_over_rpc_only_if_asked(
         peer = ("--peer", f"desk={worker.address}")
         edge(*SMALL, *peer).told("Deploy them: edgellm mesh deploy", "Or add --engine rpc.", code=1)
         assert edge(*SMALL, *peer, "--engine", "rpc").told().out == alone.out
-        lengths = ("--tokens-in", "16", "--tokens-out", "4", "--ctx-size", "256")
-        plan = edge("mesh", "plan", MODEL, *lengths, *peer, "--engine", "rpc", "--json").answer
-        assert (plan["engine"], plan["engine_reason"]) == ("rpc", "asked for")
 
 
 @pytest.mark.usefixtures("quick_figures")
@@ -307,12 +278,13 @@ def test_a_model_in_several_files_writes_what_the_whole_writes(
     try:
         over = f"here:1-5,{served.address}:6-12"
         assert edge("mesh", "plan", verifier, "--json").answer["stages"]
-        rows: list[dict[str, Any]] = edge("mesh", "deploy", verifier, "--split", over, "--json").answer
+        deploy = ("mesh", "deploy", "--split", over, "--json")
+        rows: list[dict[str, Any]] = edge(*deploy, verifier).answer
         assert [row["error"] for row in rows] == [None, None]
         assert rows[1]["sent"] == rows[1]["bytes"]
         exact = ("--json", "--retrieval", "off", "--max-tokens", "12")
         alone = edge("mesh", "run", MODEL, QUESTION, *exact, *ALONE)
         assert ids(edge("mesh", "run", verifier, QUESTION, *exact, "--split", over)) == ids(alone)
-        assert [row["sent"] for row in edge(*DEPLOY, over).answer] == [0, 0]  # the unsplit file
+        assert [row["sent"] for row in edge(*deploy, MODEL).answer] == [0, 0]  # the unsplit file
     finally:
         served.close()

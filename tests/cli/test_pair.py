@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.error import HTTPError
@@ -131,23 +130,16 @@ def test_a_phone_is_listed_renamed_and_removed_and_has_no_rights(edge: Edge, pho
 # --- services over mutual TLS -------------------------------------------------------------------------------------
 
 
-@contextmanager
-def serving(home: Path, *words: str) -> Iterator[Served]:
-    """A server of another user, who has paired with this one."""
-    befriend(Trust.load(), Trust.load(home / "data" / "trust"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGELLM_HOME", str(home))
-        served = Served(*words, "--paired-only")
-    try:
-        yield served
-    finally:
-        served.close()
-
-
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with serving(tmp_path / "desk") as one:
-        yield one
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A server of another user, who has paired with this one."""
+    home = tmp_path / "desk"
+    befriend(Trust.load(), Trust.load(home / "data" / "trust"))
+    with monkeypatch.context() as there:
+        there.setenv("EDGELLM_HOME", str(home))
+        one = Served("--paired-only")
+    yield one
+    one.close()
 
 
 def test_a_paired_device_is_asked_by_mutual_tls_and_no_stranger(edge: Edge, served: Served) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from edgellm.engine import Model
@@ -124,6 +125,16 @@ def server(own: LLM) -> Iterator[HttpServer]:
 @pytest.fixture
 def ask(server: HttpServer) -> Ask:
     return asker(server)
+
+
+def client_of(server: HttpServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none is needed", max_retries=0)
+
+
+@pytest.fixture(scope="package")
+def client(server: HttpServer) -> Iterator[openai.OpenAI]:
+    with client_of(server) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="package")

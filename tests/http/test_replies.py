@@ -10,15 +10,9 @@ import openai
 import pytest
 
 from edgellm.http.admission import Admission
-from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from tests.http.conftest import QUESTION, Answer, Ask, asker, conversation, serving, written
 from tests.spec.real import case
-
-
-@pytest.fixture(scope="module")
-def client(server: HttpServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none is needed", max_retries=0)
 
 
 def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, pair: LLM) -> None:

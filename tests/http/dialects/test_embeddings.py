@@ -4,14 +4,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import ollama
-import openai
 import pytest
 
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.http.model_host import ServedEmbedder
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from tests.http.conftest import Ask, asker, serving
+from tests.http.conftest import Ask, asker, client_of, serving
 
 TEXTS = ["The mug is on the shelf.", "Where is my mug?"]
 
@@ -25,7 +24,7 @@ def embedding(own: LLM, embedder: Embedder) -> Iterator[HttpServer]:
 
 def test_the_openai_client_gets_the_models_vectors(embedding: HttpServer, embedder: Embedder) -> None:
     wanted = [embedder.embed(embedder.ids(text)) for text in TEXTS]
-    with openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="-", max_retries=0) as client:
+    with client_of(embedding) as client:
         by_client = client.embeddings.create(model="bert", input=TEXTS)  # it asks for base64
         plain = client.embeddings.create(model="bert", input=TEXTS[0], encoding_format="float")
         ids = client.embeddings.create(model="bert", input=[embedder.ids(text).tolist() for text in TEXTS])
@@ -48,6 +47,9 @@ def test_ollamas_client_gets_them_too(embedding: HttpServer, embedder: Embedder)
         with pytest.raises(ollama.ResponseError, match="tokens"):
             client.embed("bert", long, truncate=False)
         np.testing.assert_array_equal(np.array(client.embeddings("bert", TEXTS[0]).embedding, np.float32), wanted[0])
+        empty = np.array(client.embed("bert", ["a", ""]).embeddings, np.float32)[1]
+        np.testing.assert_array_equal(empty, embedder.embed(embedder.ids("")))
+        assert list(client.embed("bert", []).embeddings) == []
 
 
 def test_what_is_refused(embedding: HttpServer, ask: Ask) -> None:
@@ -94,10 +96,3 @@ def test_unknown_parameters_and_limits_are_named(embedding: HttpServer, path: st
     for many in (["a"] * 2049, [[1]] * 2049):
         refused = asked("POST", path, {"model": "bert", "input": many if path == "/v1/embeddings" else ["a"] * 2049})
         assert b"at most 2048 of them" in refused.body
-
-
-def test_empty_texts_have_vectors_in_ollamas_api(embedding: HttpServer, embedder: Embedder) -> None:
-    with ollama.Client(host=embedding.url) as client:
-        found = np.array(client.embed("bert", ["a", "", "b"]).embeddings, np.float32)
-        assert list(client.embed("bert", []).embeddings) == []
-    np.testing.assert_array_equal(found[1], embedder.embed(embedder.ids("")))

@@ -1,6 +1,5 @@
 """OpenAI's Responses API, by its own client."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -9,7 +8,7 @@ import pytest
 from edgellm.http.dialects.responses import ConversationStore
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.server import HttpServer
-from tests.http.conftest import QUESTION, Ask
+from tests.http.conftest import QUESTION, Ask, client_of
 from tests.http.test_tools import CALLS, FUNCTIONS, Writer, writing
 
 __all__ = ["writing"]
@@ -17,16 +16,6 @@ __all__ = ["writing"]
 ASKED: Any = {"model": "edgellm-verifier", "input": QUESTION}
 TOOLS: Any = [{"type": "function", **one} for one in FUNCTIONS]
 WEATHER: Any = [{"role": "user", "content": "How is the weather in Zürich?"}]
-
-
-def client_of(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none is needed", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def client(server: HttpServer) -> Iterator[openai.OpenAI]:
-    with client_of(server.url) as opened:
-        yield opened
 
 
 def test_streams_add_up_to_the_whole_response(client: openai.OpenAI) -> None:
@@ -107,7 +96,7 @@ def test_what_is_refused(client: openai.OpenAI, ask: Ask) -> None:
 
 def test_calls_are_kept_for_their_results(writing: tuple[Writer, HttpServer]) -> None:
     writer, server = writing
-    client = client_of(server.url)
+    client = client_of(server)
     writer.says(CALLS)
     done = client.responses.create(model="writer", input=WEATHER, tools=TOOLS)
     assert [item.type for item in done.output] == ["message", "function_call", "function_call"]
