@@ -6,23 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine import Message, Model
+from edgellm.engine import Model
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from models.home.corpus import held_out
-from models.home.families import FAMILIES
 from testkit.retokenized import PAIRS, Change, write
 from tests.once import once
+from tests.spec.real import prompts
 
 Retokenized = Callable[[str], tuple[Path, Path]]
 PROFILED, ASKED = 1001, 2002  # seeds of the prompts that are profiled, and of others
-
-
-def prompts(seed: int, count: int) -> list[list[Message]]:
-    """`count` held-out prompts of each family."""
-    cases = [case for family in FAMILIES for case in held_out(family, count, seed)]
-    return [[Message(turn.role, turn.text) for turn in case.prompt] for case in cases]
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +24,7 @@ def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     rows = [
         json.dumps({"messages": [{"role": m.role, "content": m.content} for m in messages]})
-        for messages in prompts(PROFILED, 1)[::2]
+        for messages in prompts(PROFILED)[::2]
     ]
     path.write_text("\n".join(rows), encoding="utf-8")
     return path

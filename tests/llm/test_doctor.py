@@ -1,15 +1,15 @@
 """What `edgellm doctor` finds on this machine and of devices that are not as they should be. On loopback."""
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from edgellm import __version__, diagnostics, system
+from edgellm import __version__, diagnostics
 from edgellm.diagnostics import Finding, examine, examine_multicast, examine_welcome
 from edgellm.engine import library
 from edgellm.engine.hardware import ComputeDevice
@@ -78,13 +78,49 @@ def test_a_device_without_an_identity_is_no_problem(tmp_path: Path, monkeypatch:
     assert only(diagnostics.examine_machine(), "identity").state == "note"
 
 
-@pytest.mark.parametrize(("free", "state"), [(2**20, "problem"), (2**31, "note"), (2**40, "ok")])
-def test_little_room_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch, free: int, state: str) -> None:
-    class Usage(NamedTuple):
-        free: int
+def compiled(instructions: str, *backends: str, mmap: bool = True) -> dict[str, Any]:
+    """What a machine with AVX2 and a card of NVIDIA's has of llama.cpp."""
+    found = Features((instructions,), ("CPU", *backends), mmap)
+    return {
+        "edgellm.engine.native.features": found, "edgellm.system.processor_flags": frozenset({"avx2"}),
+        "shutil.which": "/usr/bin/nvidia-smi",
+    }  # fmt: skip
 
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(free))
-    assert {one.state for one in diagnostics.examine_machine() if one.topic == "disk"} == {state}
+
+def room(free: int) -> dict[str, Any]:
+    return {"shutil.disk_usage": SimpleNamespace(free=free)}
+
+
+CARD = ComputeDevice("CUDA0", "a card", "gpu", 10 * 2**30, 12 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("there", "topic", "state", "says"),
+    [
+        (room(2**20), "disk", "problem", "Free some space"), (room(2**31), "disk", "note", "enough for small models"),
+        (room(2**40), "disk", "ok", "is free for"),
+        ({"edgellm.system.available_memory": (2**20, "the free memory of its control group")}, "memory", "problem",
+         "control group"),
+        (compiled("SSE3", "CUDA"), "llama.cpp", "note", "no use of this processor's AVX2"),
+        (compiled("SSE3", "CUDA"), "llama.cpp", "note", "--no-deps"),  # what is pinned stays
+        (compiled("AVX2"), "graphics card", "note", "no backend for it"),
+        (compiled("AVX2"), "graphics card", "note", "--no-deps"),
+        (compiled("AVX2", "CUDA"), "graphics card", "note", "finds none"),
+        (compiled("AVX2", "CUDA", mmap=False), "llama.cpp", "note", "without mmap"),
+        ({"edgellm.engine.hardware.compute_devices": [CARD]}, "graphics card", "ok",
+         "CUDA0 (a card): 10.7 GB of 12.9 GB is free, and layers go there first."),
+        ({"edgellm.rpc_engine.backend.is_compiled_in": True}, "rpc engine", "ok", "is compiled in"),
+        ({"edgellm.rpc_engine.backend.is_compiled_in": False}, "rpc engine", "note", how_to_compile()),
+    ],
+)  # fmt: skip
+def test_what_this_machine_has_and_lacks_is_told(
+    me: Trust, monkeypatch: pytest.MonkeyPatch, there: dict[str, Any], topic: str, state: str, says: str
+) -> None:
+    for place, value in there.items():
+        monkeypatch.setattr(place, lambda *_, value=value: value)
+    told = [one for one in diagnostics.examine_machine() if one.topic == topic]
+    assert [says in f"{one.what} {one.next_step}" for one in told if one.state == state] == [True]
+    assert topic == "llama.cpp" or {one.state for one in told} == {state}
 
 
 def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,42 +128,6 @@ def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("EDGELLM_HOME", str(file))
     told = [one.what for one in diagnostics.examine_machine() if one.topic == "disk"]
     assert told[0] == f"{file / 'data'} cannot be written."
-
-
-def test_little_memory_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "available_memory", lambda: (2**20, "the free memory of its control group"))
-    found = only(diagnostics.examine_machine(), "memory")
-    assert (found.state, "control group" in found.what) == ("problem", True)
-
-
-@pytest.mark.parametrize(
-    ("library", "topic", "says"),
-    [
-        (Features(("SSE3",), ("CPU", "CUDA"), mmap=True), "llama.cpp", "no use of this processor's AVX2"),
-        (Features(("AVX2",), ("CPU",), mmap=True), "graphics card", "no backend for it"),
-        (Features(("AVX2",), ("CPU", "CUDA"), mmap=True), "graphics card", "finds none"),
-        (Features(("AVX2",), ("CPU", "CUDA"), mmap=False), "llama.cpp", "without mmap"),
-    ],
-)
-def test_a_library_that_could_be_faster_is_told(
-    me: Trust, monkeypatch: pytest.MonkeyPatch, library: Features, topic: str, says: str
-) -> None:
-    monkeypatch.setattr("edgellm.engine.native.features", lambda: library)
-    monkeypatch.setattr(system, "processor_flags", lambda: frozenset({"avx2"}))
-    monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
-    notes = [one for one in diagnostics.examine_machine() if one.topic == topic and one.state == "note"]
-    assert len(notes) == 1
-    assert says in notes[0].what
-    if "pip install" in notes[0].next_step:
-        assert "--no-deps" in notes[0].next_step, "what is pinned stays"
-
-
-def test_a_graphics_card_is_shown_with_its_memory(me: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = ComputeDevice("CUDA0", "a card", "gpu", 10 * 2**30, 12 * 2**30)
-    monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: [card])
-    found = only(diagnostics.examine_machine(), "graphics card")
-    assert found.state == "ok"
-    assert found.what == "CUDA0 (a card): 10.7 GB of 12.9 GB is free, and layers go there first."
 
 
 @pytest.mark.parametrize(("kind", "told"), [("DISCRETE_GPU", True), ("INTEGRATED_GPU", True), ("CPU", False)])
@@ -254,11 +254,3 @@ def test_one_of_several_models_with_the_draft_models_vocabulary_is_enough(sound:
 def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
     assert only(diagnostics.examine_address(me, Address("127.0.0.1", 1), VOCABULARY), "peers").state == "problem"
     assert Identity.load().id == me.identity.id
-
-
-@pytest.mark.parametrize(("there", "state"), [(True, "ok"), (False, "note")])
-def test_what_serves_rpc_is_said(monkeypatch: pytest.MonkeyPatch, there: bool, state: str) -> None:
-    monkeypatch.setattr("edgellm.rpc_engine.backend.is_compiled_in", lambda: there)
-    found = diagnostics.rpc_engine()
-    assert (found.topic, found.state) == ("rpc engine", state)
-    assert (how_to_compile() in found.next_step) == (state == "note")

@@ -19,14 +19,14 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Notice
 from edgellm.storage import fingerprint
 from tests.cli.conftest import Edge, edge
-from tests.llm.conftest import ASKED, PROFILED, prompts
-from tests.spec.real import case, told
+from tests.llm.conftest import ASKED, PROFILED
+from tests.spec.real import case, prompts, told
 from tests.watching import calls_of
 
 __all__ = ["edge"]
 
 MOST = 24
-FEW = prompts(PROFILED, 1)[::2]
+FEW = prompts(PROFILED)[::2]
 
 
 def hashes(pair: tuple[Path, Path]) -> tuple[str, str]:
@@ -196,7 +196,7 @@ def test_replies_at_the_same_time_make_one_profile(
     monkeypatch.setattr("edgellm.llm.profiling._ENOUGH", 8)
     news: list[Notice] = []
     with LLM.open(f32_pair[0], address, threads=1) as pair:
-        replies = [pair.reply(messages, max_tokens=24, budget=0.2) for messages in prompts(ASKED, 1)]
+        replies = [pair.reply(messages, max_tokens=24, budget=0.2) for messages in prompts(ASKED)]
         for reply in replies:
             reply.listen(on_notice=news.append)
             next(reply)

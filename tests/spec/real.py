@@ -5,6 +5,7 @@ from itertools import islice
 
 from edgellm.engine import Message
 from edgellm.spec.stream import Reply
+from models.home.corpus import held_out
 from models.home.families import FAMILIES
 from models.home.world import Split, World
 
@@ -14,6 +15,12 @@ def case(number: int) -> list[Message]:
     rng = random.Random(number)
     made = FAMILIES[list(FAMILIES)[number % len(FAMILIES)]](World(rng, Split.TEST), rng.random())
     return [Message(turn.role, turn.text) for turn in made.prompt]
+
+
+def prompts(seed: int, count: int = 1) -> list[list[Message]]:
+    """Return `count` held-out prompts of each family."""
+    cases = [case for family in FAMILIES for case in held_out(family, count, seed)]
+    return [[Message(turn.role, turn.text) for turn in case.prompt] for case in cases]
 
 
 def told(reply: Reply) -> list[str]:

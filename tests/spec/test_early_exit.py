@@ -15,6 +15,8 @@ from edgellm.spec.protocols import GenerationState
 from edgellm.spec.sampling import Top2, distribution, draw, top2
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from tests.spec.real import case
+from tests.spec.test_importance import LAYERS
+from tests.spec.test_importance import check as check_importance
 
 EXIT, N_CTX, CLOSE = 5, 768, 1e-4
 WARM = Sampling(temperature=1.0, top_k=20, top_p=0.95, seed=3)
@@ -151,4 +153,13 @@ def test_an_interrupted_decode_leaves_nothing_behind(
             drafter.propose(GenerationState(prompts[3]), 5)
     assert drafter._context.length() == drafter._upper.length() == 0
     parts.check(drafter.propose(GenerationState(prompts[3]), 4), prompts[3], 4, GREEDY, 0.7)
+    drafter.close()
+
+
+def test_importance_is_measured_in_the_lower_layers(parts: Parts, prompts: list[Ids]) -> None:
+    drafter = EarlyExitDrafter(parts.lower, parts.upper, ContextSpec(N_CTX, threads=1), threshold=0.5, layers=LAYERS)
+    chunks = [drafter.propose(GenerationState(prompt), 5) for prompt in prompts[:6]]
+    for prompt, chunk in zip(prompts, chunks, strict=False):
+        check_importance(chunk, None, parts.whole, prompt, atol=1e-4)
+    assert any(layer is not None for chunk in chunks for layer in chunk.exit_layers or ())
     drafter.close()

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, cut
-from edgellm.llm.early_exit import EarlyExitDrafter
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk
@@ -94,18 +93,3 @@ def test_other_sequences_in_the_context_do_not_matter(model: Model, prompts: lis
             prefix = np.append(context.cached(0), np.int32(9))
     drafter.close()
     alone.close()
-
-
-def test_a_drafter_that_exits_measures_in_its_lower_layers(
-    model: Model, prompts: list[Ids], f32_pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    cut(f32_pair[0], tmp_path / "lower.gguf", 0, 5, head=True)
-    cut(f32_pair[0], tmp_path / "upper.gguf", 6, model.n_layer - 1, head=True)
-    with Model.load(tmp_path / "lower.gguf") as lower, Model.load(tmp_path / "upper.gguf") as upper:
-        spec = ContextSpec(N_CTX, threads=1)
-        drafter = EarlyExitDrafter(lower, upper, spec, threshold=0.5, layers=LAYERS)
-        chunks = [drafter.propose(GenerationState(prompt), 5) for prompt in prompts]
-        for prompt, chunk in zip(prompts, chunks, strict=True):
-            check(chunk, None, model, prompt, atol=1e-4)
-        assert any(layer is not None for chunk in chunks for layer in chunk.exit_layers or ())
-        drafter.close()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgellm.engine import Context, ContextSpec, Message, Model
+from edgellm.engine import Context, ContextSpec, Model, never
 from edgellm.spec.drafters import parallel
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ParallelDrafter, alternatives, predict_verdicts
@@ -24,15 +24,10 @@ from edgellm.spec.sampling import top2
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, NO_IDS, Ids, Sampling, Source, Token, Verdict
 from edgellm.verifier.in_process import LocalVerifier
-from models.home.corpus import held_out
-from models.home.families import FAMILIES
+from tests.spec.real import prompts as held_out
 from tests.spec.running import going, tokens
 
 POSITIONS = 512
-
-
-def never() -> bool:
-    return False
 
 
 def text(*parts: Ids | int | np.integer) -> Ids:
@@ -117,8 +112,7 @@ def models(f32_pair: tuple[Path, Path]) -> Iterator[tuple[Model, Model]]:
 
 @pytest.fixture(scope="module")
 def prompts(models: tuple[Model, Model]) -> list[Ids]:
-    cases = [next(held_out(family, 1, seed=5)) for family in FAMILIES]
-    return [models[0].chat_prompt([Message(t.role, t.text) for t in case.prompt]) for case in cases]
+    return [models[0].chat_prompt(messages) for messages in held_out(seed=5)]
 
 
 class Sure(ConfidenceAcceptance):

@@ -1,12 +1,13 @@
 """Profiling the real pair, and what becomes of it."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, ContextSpec, Message, Model
+from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.errors import ProfileUnusable
 from edgellm.llm.profiling import PairProfiler
 from edgellm.spec.drafters.model import ModelDrafter
@@ -15,52 +16,29 @@ from edgellm.spec.gates.profile import Profile, ProfileTerms
 from edgellm.spec.gates.rules import Chances, p_conf
 from edgellm.spec.gates.synera import by_both, by_importance
 from edgellm.spec.protocols import GenerationLimits
-from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import LocalVerifier
-from models.home.corpus import held_out
-from models.home.families import FAMILIES
+from tests.spec.real import prompts
 
 GAMMA, MOST, LAYER = 4, 40, 2
 
 
-def prompts(model: Model, seed: int, count: int) -> list[Ids]:
-    cases = [case for family in FAMILIES for case in held_out(family, count, seed=seed)]
-    return [model.chat_prompt([Message(t.role, t.text) for t in case.prompt]) for case in cases]
+@pytest.fixture(scope="module")
+def watcher(f32_pair: tuple[Path, Path]) -> Iterator[tuple[PairProfiler, Model]]:
+    """And its draft model: in f32, where the shape of a batch does not decide what comes next."""
+    spec = ContextSpec(n_ctx=1024, threads=1)
+    with (
+        Model.load(f32_pair[0]) as draft,
+        Model.load(f32_pair[1]) as big,
+        closing(ModelDrafter(draft, Context(draft, spec, capture=Capture(attention=(LAYER,))), (LAYER,))) as drafter,
+        closing(LocalVerifier(big, spec)) as verifier,
+    ):
+        yield PairProfiler(drafter, verifier, draft, GenerationLimits(MOST, gamma=GAMMA)), draft
 
 
 @pytest.fixture(scope="module")
-def draft_model(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
-    """In f32, where the shape of a batch does not decide what comes next."""
-    with Model.load(f32_pair[0]) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def verifier_model(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
-    with Model.load(f32_pair[1]) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def drafter(draft_model: Model) -> Iterator[ModelDrafter]:
-    capture = Capture(attention=(LAYER,))
-    own = ModelDrafter(
-        draft_model, Context(draft_model, ContextSpec(n_ctx=1024, threads=1), capture=capture), layers=(LAYER,)
-    )
-    yield own
-    own.close()
-
-
-@pytest.fixture(scope="module")
-def watcher(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) -> Iterator[PairProfiler]:
-    verifier = LocalVerifier(verifier_model, ContextSpec(n_ctx=1024, threads=1))
-    yield PairProfiler(drafter, verifier, draft_model, GenerationLimits(MOST, gamma=GAMMA))
-    verifier.close()
-
-
-@pytest.fixture(scope="module")
-def runs(draft_model: Model, watcher: PairProfiler) -> list[Run]:
-    return [watcher.record(prompt, context_lookup=False) for prompt in prompts(draft_model, seed=31, count=2)]
+def runs(watcher: tuple[PairProfiler, Model]) -> list[Run]:
+    profiler, draft = watcher
+    return [profiler.record(draft.chat_prompt(messages), context_lookup=False) for messages in prompts(31, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +58,13 @@ def test_the_profile_tells_what_was_seen(profile: Profile, runs: list[Run]) -> N
     assert max(profile.alone.importance) > 0.0
 
 
-def test_replies_are_written_again_only_if_thresholds_change_drafts(draft_model: Model, watcher: PairProfiler) -> None:
+def test_replies_are_written_again_only_if_thresholds_change_drafts(watcher: tuple[PairProfiler, Model]) -> None:
+    profiler, draft = watcher
     again = kept = 0
-    for prompt in prompts(draft_model, seed=32, count=1):
-        run = watcher.record(prompt)
-        found = watcher.with_lookup(prompt, run, 0.7)
+    for messages in prompts(32):
+        prompt = draft.chat_prompt(messages)
+        run = profiler.record(prompt)
+        found = profiler.with_lookup(prompt, run, 0.7)
         if run.doubt >= 0.7:
             kept += 1
             assert found is run

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Evidence, EvidenceAcceptance, evidence
 from edgellm.spec.drafting.cost_curve import KNOTS, MAX_DRAFT, ROW_TILE, WITNESSES, CostCurve, DecodeCost
-from tests.spec.drafting.curves import curves
 
+curves = st.lists(st.floats(0.0, 3.0), min_size=len(KNOTS) - 1, max_size=len(KNOTS) - 1).map(
+    lambda more: CostCurve(KNOTS, tuple(itertools.accumulate([1.0, *more])))
+)
 STEPS = CostCurve((1, 2, 3, 4, 5, 6, 8, 12), (13.0, 26.0, 35.0, 34.0, 48.0, 56.0, 43.0, 57.0), filled=True)
 
 
@@ -61,6 +63,14 @@ def test_a_curve_that_is_wrong_is_corrected() -> None:
     cost = DecodeCost(CostCurve((1, 2, 64), (1.0, 1.9, 120.0)))
     observed(cost, 300, 0, 1, 1.5)
     assert cost.corrected().seconds == pytest.approx((1.5, 2.85, 180.0)), "everything takes longer alike"
+    cost = DecodeCost(CostCurve((1, 2, 64), (0.5, 0.3, 0.9)))
+    observed(cost, 20, 0, 1, 0.01)
+    assert cost.single == pytest.approx(0.01, rel=0.01), "also where more rows were measured faster"
+    cost = DecodeCost(CostCurve((1, 4, 64), (1.0, 2.0, 60.0)))
+    for _ in range(4):
+        observed(cost, 1, 0, 1, 1.0)
+        observed(cost, 1, 3, 1, 10.0)
+    assert cost.corrected().seconds[:2] == pytest.approx((1.0, 10.0)), "one length alone, beside one that is right"
 
 
 @given(curves, st.floats(3.0, 1e4), st.booleans(), st.integers(0, 20))
@@ -69,21 +79,6 @@ def test_a_curve_wildly_off_is_corrected_at_once(curve: CostCurve, factor: float
     cost = DecodeCost(replace(curve, seconds=tuple(scale * each for each in curve.seconds)))
     observed(cost, WITNESSES, drafted, 1, real.seconds(drafted))
     assert cost.corrected().seconds == pytest.approx(curve.seconds, rel=0.01)
-
-
-def test_one_row_takes_what_it_takes_where_more_were_measured_faster() -> None:
-    cost = DecodeCost(CostCurve((1, 2, 64), (0.5, 0.3, 0.9)))
-    for _ in range(20):
-        cost.observe(0, 1, 0.01)
-    assert cost.single == pytest.approx(0.01, rel=0.01)
-
-
-def test_a_length_that_is_wildly_off_beside_one_that_is_right_is_corrected_alone() -> None:
-    cost = DecodeCost(CostCurve((1, 4, 64), (1.0, 2.0, 60.0)))
-    for _ in range(4):
-        cost.observe(0, 1, 1.0)
-        cost.observe(3, 1, 10.0)
-    assert cost.corrected().seconds[:2] == pytest.approx((1.0, 10.0))
 
 
 # --- acceptance -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
-from tests.spec.drafting.curves import curves
+from tests.spec.drafting.test_cost_curve import curves
 
 FLAT = CostCurve((1, 64), (1.0, 1.0))
 HALF = CostCurve((1, 2, 64), (1.0, 1.5, 32.5))
