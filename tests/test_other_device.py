@@ -68,10 +68,8 @@ GROUPS = {
             "the_verifier_writes_what_it_writes_alone": ("auto]", "reuse]"),
             "the_text_is_the_verifiers_own": ("greedy]",),
             "a_pair_writes_what_its_verifier": ("gpt-oss]", "qwen35]", "deepseek2]", "mamba2]"),
-            "copies_and_stays_itself": ("qwen35]",), "without_the_layer": ("True-qwen35]", "False-glm4moe]"),
-            "beside_a_draft_model": ("qwen35]",),
         },
-        least=23,
+        least=22,
     ),
     "verifiers and workers": Group(
         ("verifier/test_inside.py", "services/test_verifier_server.py", "services/test_worker_server.py"),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from edgellm.engine import Model
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
+from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import VerifierServer
 from testkit.retokenized import PAIRS, Change, write
 from tests.once import once
@@ -37,13 +39,29 @@ def profiled(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
         yield opened
 
 
-@pytest.fixture(scope="session")
-def server(f32_pair: tuple[Path, Path]) -> Iterator[VerifierServer]:
+@contextmanager
+def verifying(path: Path, sessions: int = 1, trust: Trust | None = None) -> Iterator[VerifierServer]:
+    """Serve a model on loopback."""
     with (
-        Model.load(f32_pair[1]) as model,
-        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=3, threads=1) as running,
+        Model.load(path) as model,
+        VerifierServer(
+            model, Address("127.0.0.1", 0), context=512, sessions=sessions, threads=1, trust=trust
+        ) as running,
     ):
         yield running
+
+
+@pytest.fixture(scope="session")
+def server(f32_pair: tuple[Path, Path]) -> Iterator[VerifierServer]:
+    with verifying(f32_pair[1], 3) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def inside(server: VerifierServer) -> Iterator[LLM]:
+    """The server's own replies, which share its worker with devices."""
+    with LLM(server.model, verifier=server.inside(), threads=1, history=False) as opened:
+        yield opened
 
 
 @pytest.fixture

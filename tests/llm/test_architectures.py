@@ -62,23 +62,8 @@ def test_a_pair_writes_what_its_verifier_writes_alone(
         reply = pair.reply(QUESTION, max_tokens=TOKENS, budget=0.4)
         assert list(reply)
         assert written(pair)[0] == expected, "after a budget"
-
-
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_one_model_alone_copies_and_stays_itself(architectures: Architectures, name: str, rows_are_cheap: None) -> None:
-    path = architectures(name)
-    with LLM.open(None, path, threads=1, n_ctx=512, history=False) as llm:
-        prompt = llm.prompts.ids(QUESTION)
-        expected = own_text(path, prompt)
-        assert written(llm)[0] == written(llm)[0] == expected
-
-
-def test_a_gate_that_needs_attention_is_refused_where_there_is_none(architectures: Architectures) -> None:
-    paths: list[Path] = [architectures("mamba2", 0.12), architectures("mamba2")]
-    with LLM.open(*paths, threads=1, n_ctx=512, history=False) as pair:
-        assert list(pair.reply(QUESTION, max_tokens=8, budget=0.4))
-        with pytest.raises(InvalidOption, match="needs attention"):
-            list(pair.reply(QUESTION, max_tokens=8, budget=0.4, gate="synera"))
+    with LLM.open(None, verifier, threads=1, n_ctx=512, history=False) as alone:
+        assert written(alone)[0] == written(alone)[0] == expected, "copies of its own"
 
 
 # --- with a speculator ------------------------------------------------------------------------------------------------
@@ -87,40 +72,30 @@ def test_a_gate_that_needs_attention_is_refused_where_there_is_none(architecture
 OPTIONS: list[dict[str, Any]] = [{}, {"retrieval": "off"}, {"temperature": 0.8, "seed": 7}]
 
 
-@pytest.mark.parametrize("name", ["qwen35", "glm4moe"])
-@pytest.mark.parametrize("alone", [True, False])
-def test_replies_are_those_of_the_same_model_without_the_layer(
-    architectures: Architectures, name: str, alone: bool, rows_are_cheap: None
+@pytest.mark.parametrize(
+    ("name", "how"), [("qwen35", "alone"), ("glm4moe", "verifier"), ("llama", "head"), ("qwen35", "head")]
+)
+def test_replies_are_those_of_the_same_model_without_the_speculator(
+    architectures: Architectures, heads: Heads, name: str, how: str, rows_are_cheap: None
 ) -> None:
-    """`-m MODEL` alone, and as a verifier without a draft model."""
-    names = (architectures(name, mtp="useful"), None) if alone else (None, architectures(name, mtp="useful"))
-    plain = (architectures(name), None) if alone else (None, architectures(name))
+    """`-m MODEL` and `--verifier MODEL` with an MTP layer, and `--draft HEAD --verifier MODEL`."""
+    model: tuple[Path | None, Path | None] = (None, architectures(name, mtp="useful"))
+    reasons = ["the model's MTP layer drafts where that is faster"]
+    if how == "alone":
+        model = (model[1], None)
+    elif how == "head":
+        head = heads(name, own=name == "llama")
+        model, told = (head, architectures(name)), f"the EAGLE-3 head {head.name} drafts"
+        reasons = [f"{told} where that is faster", f"{told} from its states"]
     with (
-        LLM.open(*names, threads=1, n_ctx=512, history=False) as llm,
-        LLM.open(*plain, threads=1, n_ctx=512, history=False) as before,
+        LLM.open(*model, threads=1, n_ctx=512, history=False) as llm,
+        LLM.open(None, architectures(name), threads=1, n_ctx=512, history=False) as plain,
     ):
+        assert how != "head" or llm.draft_name is None
         for options in OPTIONS:
-            found, reasons = written(llm, **options)
-            assert found == written(before, **options)[0]
-            assert reasons == ["the model's MTP layer drafts where that is faster"]
-
-
-@pytest.mark.parametrize(("name", "own"), [("llama", True), ("qwen35", False)])
-def test_replies_with_a_head_are_those_of_the_verifier_alone(
-    architectures: Architectures, heads: Heads, name: str, own: bool, rows_are_cheap: None
-) -> None:
-    """`--draft HEAD --verifier MODEL`."""
-    head = heads(name, own=own)
-    with (
-        LLM.open(head, architectures(name), threads=1, n_ctx=512, history=False) as llm,
-        LLM.open(None, architectures(name), threads=1, n_ctx=512, history=False) as alone,
-    ):
-        assert llm.draft_name is None
-        for options in OPTIONS:
-            found, reasons = written(llm, **options)
-            assert found == written(alone, **options)[0]
-            assert reasons[0] == f"the EAGLE-3 head {head.name} drafts where that is faster"
-            assert f"the EAGLE-3 head {head.name} drafts from its states" in reasons[1]
+            found, said = written(llm, **options)
+            assert found == written(plain, **options)[0]
+            assert [reason in one for reason, one in zip(reasons, said, strict=True)] == [True] * len(reasons)
 
 
 def test_a_head_without_verifier_is_refused(architectures: Architectures, heads: Heads, verifier_path: Path) -> None:

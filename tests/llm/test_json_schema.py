@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Model
 from edgellm.llm import LLM
-from edgellm.rpc.address import Address
-from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.protocols import DraftRules, GenerationState, Session
 from edgellm.spec.sampling import ReplyGrammar, Top2
@@ -26,18 +23,6 @@ def test_a_continued_text_has_no_channel_to_wait_for(f32_pair: tuple[Path, Path]
         reply = opened.complete("Sure?", json_schema='{"enum": ["yes", "no"]}')
         list(reply)
         assert json.loads(reply.summary.text) in ("yes", "no")
-
-
-def test_a_server_follows_a_schema_for_its_own_replies(alone: LLM, f32_pair: tuple[Path, Path]) -> None:
-    """Those of `edgellm serve --role verifier`, which share its worker with devices."""
-    with (
-        Model.load(f32_pair[1]) as big,
-        VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
-        LLM(big, verifier=server.inside(), history=False) as pair,
-    ):
-        for schema in SCHEMAS:
-            options: Any = {"json_schema": json.dumps(schema), "max_tokens": 200, "retrieval": "off"}
-            assert ids(pair.reply(case(2), **options)) == ids(alone.reply(case(2), **options))
 
 
 @pytest.mark.usefixtures("rows_are_cheap")

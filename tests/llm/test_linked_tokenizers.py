@@ -15,33 +15,28 @@ from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption, ProtocolError, VocabularyMismatch
 from edgellm.llm import AUTO, LLM
-from edgellm.rpc.address import Address
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.parallel import BranchingDrafter
 from edgellm.spec.drafters.translation import TextCutter, TokenTranslation
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Sampling
-from testkit.gguf.architectures import write as random_model
-from testkit.retokenized import ONE_TOKENIZER, PAIRS, padded, permuted, sentencepiece, write
+from testkit.retokenized import ONE_TOKENIZER, PAIRS, padded, write
 from tests.http.conftest import serving
-from tests.llm.conftest import Retokenized
+from tests.llm.conftest import Retokenized, verifying
 from tests.rpc.strangers import befriend, device
 from tests.services.scripted import gone, scripted
 from tests.spec.real import case, ids, told
 
 OTHERS = list(PAIRS)[ONE_TOKENIZER:]
-ANYWHERE = Address("127.0.0.1", 0)
 
 
 def test_the_default_draft_model_is_left_out(home: Path, retokenized: Retokenized) -> None:
     draft, _ = retokenized("other ids")  # which has another tokenizer than the bundled models
     with (
-        Model.load(draft) as model,
-        VerifierServer(model, ANYWHERE, context=512, sessions=1, threads=1) as running,
+        verifying(draft) as running,
         LLM.open("none", draft, threads=1) as alone,
         LLM.open(verifier=str(running.address), threads=1) as one,
         LLM.open("none", str(running.address), threads=1) as other,
@@ -77,12 +72,7 @@ def test_auto_takes_the_same_tokenizer_before_another_one(
     here, same, other = Trust.load(), device(tmp_path / "same"), device(tmp_path / "other")
     for there, name in ((same, "lounge"), (other, "desk")):
         befriend(there, here, name=name)
-    with (
-        Model.load(verifier) as large,
-        Model.load(longer) as small,
-        VerifierServer(large, ANYWHERE, context=512, sessions=1, threads=1, trust=other) as desk,
-        VerifierServer(small, ANYWHERE, context=512, sessions=1, threads=1, trust=same) as lounge,
-    ):
+    with verifying(verifier, trust=other) as desk, verifying(longer, trust=same) as lounge:
         here.peers.record_seen(other.identity.id, desk.address)
         here.peers.record_seen(same.identity.id, lounge.address)
         with LLM.open(draft, AUTO, peers=["desk", "lounge"], threads=1) as pair:
@@ -192,18 +182,6 @@ def test_other_and_broken_characters_do_no_harm(name: str, retokenized: Callable
             assert ids(pair.complete(prompt, max_tokens=16)) == ids(alone.complete(prompt, max_tokens=16))
         some = pair.prompts.ids(text)[:-2].tolist()
         assert ids(pair.complete(some, max_tokens=16)) == ids(alone.complete(some, max_tokens=16))
-
-
-def test_a_model_that_cannot_help_is_no_error(tmp_path: Path, retokenized: Retokenized) -> None:
-    random_model("gemma3", tmp_path / "random.gguf")
-    write(tmp_path / "random.gguf", tmp_path / "other.gguf", lambda tokens: sentencepiece(permuted(tokens)))
-    _, verifier = retokenized("other ids")
-    with LLM.open("none", verifier, threads=1) as alone, LLM.open(tmp_path / "other.gguf", verifier, threads=1) as pair:
-        for temperature in (0.0, 0.7):
-            asked: dict[str, Any] = {"max_tokens": 16, "temperature": temperature, "seed": 3, "retrieval": "off"}
-            reply = pair.reply(case(1), **asked)
-            assert ids(reply) == ids(alone.reply(case(1), **asked))
-            assert reply.summary.acceptance_rate is None or reply.summary.acceptance_rate < 0.5
 
 
 def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(retokenized: Retokenized) -> None:

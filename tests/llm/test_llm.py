@@ -14,12 +14,11 @@ from edgellm.engine.hardware import Hardware
 from edgellm.errors import InputNotText, InvalidOption, MemoryShort, PromptTooLong
 from edgellm.llm import DEFAULT, LLM, compose, generate, is_address
 from edgellm.llm.model_loading import EngineConfig, place_pair
-from edgellm.rpc.address import Address
-from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Explanation, PromptProgress
+from edgellm.spec.types import PromptProgress
 from testkit.gguf.changed import with_sampling
 from tests.decodes import FEW, Decodes, Watched
+from tests.llm.conftest import verifying
 from tests.spec.real import case, ids, told
 from tests.watching import calls_of
 
@@ -209,15 +208,9 @@ def test_a_prompt_that_is_empty_or_no_text_is_refused(pair: LLM) -> None:
             pair.reply(empty)
     with pytest.raises(InputNotText):
         pair.reply("a lone surrogate: \udcff")
-
-
-def test_explanations_only_where_somebody_listens(pair: LLM) -> None:
-    heard: list[Explanation] = []
-    reply = pair.reply(case(5), max_tokens=8)
-    reply.listen(on_explain=heard.append)
-    list(reply)
-    assert [each.round for each in heard if each.round is not None] == list(range(reply.summary.rounds))
-    assert "everything is verified" in heard[0].text  # why the reply is written as it is comes first, and once
+    for bad in ("", [10**6], [-1]):
+        with pytest.raises(InvalidOption):
+            pair.complete(bad)
 
 
 # --- opening --------------------------------------------------------------------------------------------------------
@@ -238,8 +231,7 @@ def sampled(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 
 def test_a_served_verifier_says_what_its_model_wants(sampled: tuple[Path, Path], f32_pair: tuple[Path, Path]) -> None:
     with (
-        Model.load(sampled[1]) as model,
-        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, threads=1) as server,
+        verifying(sampled[1]) as server,
         LLM.open(f32_pair[0], str(server.address), threads=1) as linked,
         LLM.open(*sampled, threads=1) as local,
     ):
@@ -317,17 +309,16 @@ def test_no_more_is_computed_and_the_next_reply_is_that_of_a_fresh_pair(
 
 
 def test_a_wait_for_a_verifier_that_reads_ends_too(
-    f32_pair: tuple[Path, Path], server: VerifierServer, decodes: Watched
+    f32_pair: tuple[Path, Path], address: str, inside: LLM, decodes: Watched
 ) -> None:
     """Of one that is across the link, and of one that is served here; the worker drops the prompt between two parts."""
     seen, meanwhile = decodes
-    with LLM.open("none", str(server.address), tokenizer=f32_pair[1], threads=1) as linked:
+    with LLM.open("none", address, tokenizer=f32_pair[1], threads=1) as linked:
         wanted = ids(linked.reply(LONG, max_tokens=6))
-        with LLM(server.model, verifier=server.inside(), threads=1) as inside:
-            assert ids(inside.reply(LONG, max_tokens=6)) == wanted  # measures what it must
-            for pair in (linked, inside):
-                _while_it_reads(pair, seen, meanwhile)
-                assert ids(pair.reply(LONG, max_tokens=6)) == wanted
+        assert ids(inside.reply(LONG, max_tokens=6)) == wanted  # measures what it must
+        for pair in (linked, inside):
+            _while_it_reads(pair, seen, meanwhile)
+            assert ids(pair.reply(LONG, max_tokens=6)) == wanted
 
 
 def _while_it_reads(pair: LLM, seen: Decodes, meanwhile: list[Callable[[], None]]) -> None:

@@ -11,12 +11,9 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import InvalidOption, VerifierLost
 from edgellm.llm import LLM
-from edgellm.rpc.address import Address
-from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.servers import VerifierServer
 from edgellm.services.verification_codec import VerifierInfo, greet
-from edgellm.spec.protocols import GenerationState, VerdictTerms
-from edgellm.spec.types import Chunk, Token
+from edgellm.spec.types import Token
+from tests.llm.conftest import verifying
 from tests.spec.real import case
 
 
@@ -29,26 +26,23 @@ def read_anew(path: Path, prompt: Any, tokens: list[Token]) -> np.ndarray[Any, A
     return rows - top - np.log(np.exp(rows - top).sum(axis=1, keepdims=True))
 
 
-@pytest.fixture(params=["pair", "verifier", "draft", "across a link", "in the server"])
-def writer(
-    request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], server: VerifierServer
-) -> Iterator[tuple[LLM, Path]]:
+@pytest.fixture(params=["pair", "served", "alone", "inside", "draft alone", "extra tokens"])
+def writer(request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], address: str) -> Iterator[tuple[LLM, Path]]:
     """A pair, and the model whose text it writes."""
     draft, verifier = f32_pair
-    names: dict[str, tuple[Path | None, Path | str | None]] = {
-        "pair": (draft, verifier), "verifier": (None, verifier), "draft": (draft, None),
-        "across a link": (draft, str(server.address)),
+    opened: dict[str, tuple[Path | str | None, Path | str | None]] = {
+        "draft alone": (draft, None), "extra tokens": ("none", address),
     }  # fmt: skip
-    inside = request.param not in names
-    opened = (
-        LLM(server.model, verifier=server.inside(), threads=1) if inside else LLM.open(*names[request.param], threads=1)
-    )
-    with opened as pair:
-        yield pair, draft if request.param == "draft" else verifier
+    if request.param not in opened:
+        yield request.getfixturevalue(request.param), verifier
+        return
+    with LLM.open(*opened[request.param], threads=1) as pair:
+        yield pair, draft if request.param == "draft alone" else verifier
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_they_are_the_writers_own(writer: tuple[LLM, Path], temperature: float) -> None:
+    """Also of tokens in place of drafts that do not stand, and of those that a verifier adds."""
     pair, path = writer
     options: dict[str, Any] = {"max_tokens": 20, "temperature": temperature, "top_k": 0, "seed": 3}
     tokens = list(pair.reply(case(2), logprobs=4, **options))
@@ -81,24 +75,6 @@ def test_absurd_ones_are_refused_and_those_of_what_nobody_verified(
         pair.reply(case(2), **{"logprobs": 1} | options)
 
 
-def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer, pair: LLM) -> None:
-    prompt = pair.prompts.ids(case(2))
-    told = list(pair.reply(case(2), max_tokens=6, logprobs=2))
-    right = np.array([token.id for token in told], dtype=np.int32)
-    remote = RemoteVerifier(server.address, server.model.vocabulary)
-    session = remote.open(GenerationState(terms=VerdictTerms(2)))
-    wrong = np.append(right[:3], right[:1]).astype(np.int32)
-    verdict = session.submit(prompt, Chunk(wrong), extra=5).result()
-    session.close()
-    remote.close()
-    assert (verdict.accepted, verdict.tokens.tolist()) == (3, right[3:].tolist())
-    assert len(verdict.logprobs) == 6
-    for one, token in zip(verdict.logprobs, told, strict=True):
-        assert token.logprobs is not None
-        assert one.own == pytest.approx(token.logprobs.own, abs=2e-3)
-        assert one.ids.tolist() == token.logprobs.ids.tolist()
-
-
 def test_a_verifier_that_reports_none_is_not_asked_for_them(
     f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,26 +89,10 @@ def test_a_verifier_that_reports_none_is_not_asked_for_them(
 
 def test_a_reply_that_cannot_tell_them_to_its_end_fails(f32_pair: tuple[Path, Path]) -> None:
     """It never goes on from the draft model, whose words nobody has weighed."""
-    with (
-        Model.load(f32_pair[1]) as model,
-        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=1, threads=1) as served,
-        LLM.open(f32_pair[0], str(served.address), threads=1) as linked,
-    ):
+    with verifying(f32_pair[1]) as server, LLM.open(f32_pair[0], str(server.address), threads=1) as linked:
         reply = linked.reply(case(2), max_tokens=40, logprobs=1)
         first = next(reply)
-        served.stop(0)
+        server.stop(0)
         with pytest.raises(VerifierLost):
             list(reply)
     assert first.logprobs is not None
-
-
-def test_a_plain_prompt_goes_on_as_it_stands(pair: LLM, alone: LLM) -> None:
-    ids = pair.prompts.ids(case(2))
-    wanted = [token.id for token in alone.reply(case(2), max_tokens=12)]
-    assert [token.id for token in pair.complete(ids.tolist(), max_tokens=12)] == wanted
-    reply = pair.complete("The film night is on", max_tokens=4)
-    assert len(list(reply)) > 0
-    assert reply.summary.prompt_tokens > 3
-    for bad in ("", [10**6], [-1]):
-        with pytest.raises(InvalidOption):
-            pair.complete(bad)

@@ -8,10 +8,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from edgellm.engine import Model
 from edgellm.llm import LLM
-from edgellm.rpc.address import Address
-from edgellm.services.server.servers import VerifierServer
+from tests.llm.conftest import verifying
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5)
@@ -46,13 +44,16 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "link": ("served", {}),
     "link, drafts": ("served", {"retrieval": "off", "gate": "always", "gamma": 4}),
     "link, no guesses": ("served", {"retrieval": "off", "parallel": False}),
+    "in the server": ("inside", {"retrieval": "off"}),
 }
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
 @pytest.mark.parametrize("rule", RULES)
-def test_the_text_is_the_verifiers_own(alone: LLM, pair: LLM, profiled: LLM, served: LLM, rule: str) -> None:
-    pairs = {"alone": alone, "pair": pair, "profiled": profiled, "served": served}
+def test_the_text_is_the_verifiers_own(
+    alone: LLM, pair: LLM, profiled: LLM, served: LLM, inside: LLM, rule: str
+) -> None:
+    pairs = {"alone": alone, "pair": pair, "profiled": profiled, "served": served, "inside": inside}
     most = 200 if "json_schema" in RULES[rule] else MOST
     for number in NUMBERS:
         reference = alone.reply(case(number), max_tokens=most, retrieval="off", **RULES[rule])
@@ -69,11 +70,7 @@ def test_the_text_is_the_verifiers_own(alone: LLM, pair: LLM, profiled: LLM, ser
 @pytest.mark.parametrize("rule", ["greedy", "seeded"])
 def test_replies_that_push_each_other_out_of_the_verifier(f32_pair: tuple[Path, Path], alone: LLM, rule: str) -> None:
     numbers, options = (2, 5, 6), RULES[rule]
-    with (
-        Model.load(f32_pair[1]) as big,
-        VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=1, threads=1) as server,
-        LLM.open(f32_pair[0], str(server.address), threads=1) as pair,
-    ):
+    with verifying(f32_pair[1]) as server, LLM.open(f32_pair[0], str(server.address), threads=1) as pair:
         replies = [pair.reply(case(number), max_tokens=MOST, budget=1.0, **options) for number in numbers]
         rows = list(zip_longest(*replies))
         for at, number in enumerate(numbers):

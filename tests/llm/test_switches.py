@@ -35,10 +35,11 @@ def test_with_a_budget_of_nothing_the_draft_model_writes(profiled: LLM, f32_pair
         assert reply.summary.verifier_passes_per_token == 0
 
 
-def test_an_early_exit_without_a_draft_model_is_not_ignored_in_silence(verifier_path: Path) -> None:
-    with LLM.open(None, verifier_path, threads=1, history=False) as llm:
-        said = told(llm.reply("Where is the mug?", max_tokens=2, early_exit=True))
-    assert any("early exit has no effect" in one for one in said)
+def test_options_for_a_model_that_is_not_there_are_not_ignored_in_silence(f32_pair: tuple[Path, Path]) -> None:
+    with LLM.open(None, f32_pair[1], threads=1) as large, LLM.open(f32_pair[0], None, threads=1) as small:
+        said = told(large.reply("Where is the mug?", max_tokens=2, early_exit=True))
+        assert any("early exit has no effect" in one for one in said)
+        assert "the draft model writes alone" in told(small.reply("Hello", max_tokens=4, budget=0.2))[0]
 
 
 def test_early_exit_is_seen_in_the_tokens(profiled: LLM) -> None:
@@ -86,12 +87,6 @@ def test_gates_that_need_importance_work_with_guesses_ahead(linked: LLM, gate: s
         hits += reply.summary.guesses_hit
     assert offloaded / decided == pytest.approx(0.4, abs=0.15)  # of about 40 decisions
     assert hits > 0
-
-
-def test_a_budget_without_a_verifier_is_told(f32_pair: tuple[Path, Path]) -> None:
-    with LLM.open(f32_pair[0], None, threads=1) as small:
-        said = told(small.reply("Hello", max_tokens=4, budget=0.2))
-        assert "the draft model writes alone" in said[0]
 
 
 def test_without_drafts_a_link_brings_several_tokens_at_once(linked: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

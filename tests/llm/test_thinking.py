@@ -11,8 +11,6 @@ from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InputNotText, InvalidOption
 from edgellm.llm import LLM
 from edgellm.llm.messages import turn_heads
-from edgellm.rpc.address import Address
-from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.stream import Reply
@@ -20,6 +18,7 @@ from edgellm.spec.types import Channel, Chunk, Source, Token
 from testkit.forced_verifier import ForcedVerifier
 from testkit.gguf import random_model
 from testkit.thinking_templates import ALWAYS, CHANNELS, LITERAL, OPENED, with_template
+from tests.llm.conftest import verifying
 from tests.services.scripted import gone, scripted
 from tests.spec.real import case
 
@@ -179,7 +178,7 @@ def test_stop_sequences_are_those_of_the_answer(script: Script) -> None:
 
 WAYS: dict[str, dict[str, object]] = {
     "the pair": {},
-    "the draft model's drafts": {"retrieval": "off"},
+    "the draft model's drafts": {"retrieval": "off", "gate": "always", "gamma": 4},
     "sampled": {"retrieval": "off", "temperature": 1.0, "seed": 7},
 }
 
@@ -187,7 +186,8 @@ WAYS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("limit", [0, 1, 5])
 def test_a_thought_ends_at_its_limit_and_the_answer_is_the_verifiers(open_pair: OpenPair, way: str, limit: int) -> None:
-    """The rest is what the verifier writes after the prompt, the thought and the markup."""
+    """The rest is what the verifier writes after the prompt, the thought and the markup; the draft model, which has
+    another template, drafts for that, too."""
     pair, options = open_pair("always"), {"max_tokens": 12, **WAYS[way]}
     reply = pair.reply(case(3), think=limit, **options)  # type: ignore[arg-type]
     tokens = written(reply)
@@ -200,6 +200,7 @@ def test_a_thought_ends_at_its_limit_and_the_answer_is_the_verifiers(open_pair: 
     rest = pair.complete([*prompt, *thought, *markup], **options)  # type: ignore[arg-type]
     assert [token.id for token in tokens[limit:]] == [token.id for token in rest]
     assert reply.summary.text == rest.summary.text.lstrip()
+    assert "gamma" not in options or Source.ACCEPTED in {token.source for token in tokens}
 
 
 def test_a_thought_without_an_end_ends_the_reply(paths: dict[str, tuple[Path, Path]], open_pair: OpenPair) -> None:
@@ -284,37 +285,27 @@ def test_a_served_verifiers_template_is_used(
     paths: dict[str, tuple[Path, Path]], open_pair: OpenPair, f32_pair: tuple[Path, Path], draft: str
 ) -> None:
     """The device has a model with another template; thoughts are ended across the link as they are here."""
+    local, small = open_pair("always"), f32_pair[0] if draft != "none" else None
     with (
-        Model.load(paths["always"][1]) as model,
-        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as server,
+        verifying(paths["always"][1], 2) as server,
+        LLM.open(small, str(server.address), tokenizer=f32_pair[1], threads=1) as linked,
     ):
-        small = f32_pair[0] if draft != "none" else None
-        with LLM.open(small, str(server.address), tokenizer=f32_pair[1], threads=1) as linked:
-            local = open_pair("always")
-            assert np.array_equal(linked.prompts.ids(case(3)), local.prompts.ids(case(3)))
-            for limit in (0, 5):
-                reply, wanted = (pair.reply(case(3), think=limit, max_tokens=12) for pair in (linked, local))
-                assert [token.id for token in written(reply)] == [token.id for token in written(wanted)]
-                assert reply.summary.thinking_tokens == limit
+        assert np.array_equal(linked.prompts.ids(case(3)), local.prompts.ids(case(3)))
+        for limit in (0, 5):
+            reply, wanted = (pair.reply(case(3), think=limit, max_tokens=12) for pair in (linked, local))
+            assert [token.id for token in written(reply)] == [token.id for token in written(wanted)]
+            assert reply.summary.thinking_tokens == limit
 
 
 def test_an_endless_template_is_not_sent(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
     """The greeting has a limit; devices then use their own template."""
     long = with_template(f32_pair[1], tmp_path / "long.gguf", ALWAYS + "{# " + "-" * 2**16 + " #}")
     with (
-        Model.load(long) as model,
-        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as server,
+        verifying(long, 2) as server,
         LLM.open("none", str(server.address), tokenizer=f32_pair[1], threads=1) as linked,
     ):
         assert linked._text.thinking is None
         assert len(list(linked.reply(QUESTION, max_tokens=3))) == 3
-
-
-def test_draft_and_verifier_read_the_verifiers_template(open_pair: OpenPair) -> None:
-    """The draft model of this pair has another template, and drafts for the same prompt."""
-    reply = open_pair("always").reply(case(3), think=5, max_tokens=20, retrieval="off", gate="always", gamma=4)
-    tokens = written(reply)
-    assert {token.source.value for token in tokens} >= {"accepted"}
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

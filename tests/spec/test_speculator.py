@@ -74,9 +74,8 @@ def test_the_text_is_the_verifiers_own_greedy_and_sampled(
             alone, _ = run(model, verifier, sampling, drafts=False)
             drafted, stats = run(model, verifier, sampling, drafts=True)
             assert [token.id for token in drafted] == [token.id for token in alone]
-            summary = stats
-            accepted += summary.accepted
-            assert summary.tested > summary.accepted
+            accepted += stats.accepted
+            assert stats.tested > stats.accepted
             assert {Source.ACCEPTED, Source.CORRECTED, Source.VERIFIER} >= {t.source for t in drafted} - {Source.BONUS}
         assert accepted > 0
 

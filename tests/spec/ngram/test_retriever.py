@@ -74,19 +74,15 @@ def test_copying_never_changes_the_text(names: set[str], prompts: list[list[int]
 
 def test_what_was_replied_before_is_copied_and_takes_fewer_passes() -> None:
     known, verifier = memory(), FakeVerifier(chain(3, eog_at=30))
-    first, before = events(known, [1, 2, 3], verifier)
-    again, after = events(known, [1, 2, 3], verifier)
+    first, before = events(known, [1, 2, 3], verifier, names=["history"])
+    again, after = events(known, [1, 2, 3], verifier, names=["history"])
     assert ids_of(first) == ids_of(again)
     assert before.rounds > 3 * after.rounds
     assert Source.RETRIEVED in {token.source for token in again}
     assert after.finish_reason == "stop"
 
 
-def test_each_source_alone_finds_what_it_is_for() -> None:
-    verifier = FakeVerifier(chain(3, eog_at=30))
-    known = memory()
-    events(known, [1, 2, 3], verifier, names=["history"])
-    assert events(known, [1, 2, 3], verifier, names=["history"])[1].accepted > 10
+def test_what_repeats_itself_is_copied_from_the_context() -> None:
     loop = FakeVerifier(lambda prefix: np.eye(10, dtype=np.float32)[1 + int(prefix[-1]) % 5] * 9)
     assert events(memory(), [1, 2, 3, 4, 5, 1, 2], loop, names=["context"])[1].accepted > 20
 
@@ -182,15 +178,11 @@ def test_beside_a_small_model_the_better_of_the_two_drafts() -> None:
     assert len(small.prefixes) == asked
 
 
-def follows(prompt: list[int]) -> HybridDrafter:
-    """Return a small model that says 1 + (last mod 9), beside a context that goes on otherwise behind 4."""
-    model = FakeDrafter(lambda prefix: 9 * np.eye(20, dtype=np.float32)[1 + int(prefix[-1]) % 9])
-    return taken(memory(), prompt, ["context"], model)
-
-
 def test_what_the_small_model_drafts_is_continued_by_a_copy() -> None:
+    """The model says 1 + (last mod 9), and the context goes on otherwise behind 4."""
     prompt = np.array([2, 3, 4, 15, 16, 17, 18, 19, 1], dtype=np.int32)
-    mixed = follows(prompt.tolist())
+    model = FakeDrafter(lambda prefix: 9 * np.eye(20, dtype=np.float32)[1 + int(prefix[-1]) % 9])
+    mixed = taken(memory(), prompt, ["context"], model)
     chunk = mixed.propose(GenerationState(prompt), 63)
     assert chunk.ids.tolist()[:7] == [2, 3, 4, 15, 16, 17, 18]
     assert chunk.tail == len(chunk) - 3
