@@ -162,11 +162,9 @@ def test_with_paired_only_http_asks_for_the_key_on_loopback_too(served: Served, 
     file = tmp_path / "desk" / "data" / "http" / "api-key"
     served.wait_for(f"HTTP clients need the API key in {re.escape(str(file))}")
     url = served.wait_for(r"OpenAI's API: (http://127\.0\.0\.1:\d+)/v1")
-    for path in ("/status", "/metrics", "/v1/models", "/openapi.json", "/v1/models/x"):
-        with pytest.raises(HTTPError) as refused:
-            urlopen(url + path, timeout=60)
-        with refused.value:
-            assert refused.value.code == 401
+    with pytest.raises(HTTPError, match="401") as refused:
+        urlopen(f"{url}/v1/models", timeout=60)
+    refused.value.close()
     with urlopen(Request(f"{url}/status", headers={"Authorization": f"Bearer {file.read_text().strip()}"})) as answer:
         (device,) = json.loads(answer.read())["devices"]
     assert device["short"] == Trust.load().identity.id.short

@@ -20,7 +20,7 @@ from edgellm.http.schemas.fields import MAX_TOKENS, NEUTRAL, ReplyRequest
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
 from edgellm.spec.params import ReplyOptions
 from tests.http.conftest import QUESTION, Ask, conversation
-from tests.http.dialects.test_malformed import PATHS
+from tests.http.dialects.test_every_dialect import PATHS
 
 TEXTS = ["", "a", '"', "\\", '\\"', "[{,:", '"]}', "é\n", "\\\\" * 3, "," * 9, "[" * 200]
 
@@ -195,15 +195,31 @@ def test_a_schema_is_kept_by_every_name(form: type[ChatRequest], named: dict[str
     assert list(asked.unknown()) == []
 
 
+def options(form: type[ReplyRequest], **more: object) -> ReplyOptions:
+    """Return the options of a reply to a request of any API."""
+    asked: Any = form.model_validate({**VALID[form], **more})
+    if form is AnthropicRequest:
+        asked = asked.completion()
+    elif form is ResponsesRequest:
+        asked = asked.chat(asked.turns())
+    elif form in (OllamaChatRequest, OllamaGenerateRequest):
+        asked = asked.request()
+    found: ReplyOptions = asked.options(ReplyOptions(), CONTEXT)
+    return found
+
+
+@pytest.mark.parametrize("form", VALID, ids=lambda form: form.__name__)
+def test_a_request_without_a_temperature_leaves_it_to_the_model(form: type[ReplyRequest]) -> None:
+    assert options(form).temperature is None
+
+
 def test_a_schema_is_kept_in_every_api() -> None:
-    asked = AnthropicRequest.model_validate({**VALID[AnthropicRequest], "output_format": {"type": "json_schema",
-                                             "schema": SCHEMA}}).completion()  # fmt: skip
     config = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    newer = AnthropicRequest.model_validate({**VALID[AnthropicRequest], "output_config": config}).completion()
-    by_ollama = OllamaChatRequest.model_validate({**VALID[OllamaChatRequest], "format": SCHEMA}).request()
-    response = ResponsesRequest.model_validate({"input": "Hi", "text": config})
-    for one in (asked, newer, by_ollama, response.chat(response.turns())):
-        assert json.loads(one.options(ReplyOptions(), CONTEXT).json_schema or "") == SCHEMA
+    for form, named in (
+        (AnthropicRequest, {"output_format": config["format"]}), (AnthropicRequest, {"output_config": config}),
+        (OllamaChatRequest, {"format": SCHEMA}), (ResponsesRequest, {"text": config}),
+    ):  # fmt: skip
+        assert json.loads(options(form, **named).json_schema or "") == SCHEMA
 
 
 CONSTRAINTS = [name for name in NEUTRAL if name not in ("best_of", "functions", "function_call", "modalities", "echo")]

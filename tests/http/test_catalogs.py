@@ -1,6 +1,5 @@
 """The models of this machine behind one server, by name: each writes what it writes alone."""
 
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -175,18 +174,14 @@ def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None
     "name",
     ["llama3.2", "edgellm-verifer", "/etc/passwd", "../models/draft.gguf", "~/x", "some/tiny:Q4_K_M", "a/b/c", "é"],
 )
-def test_other_names_are_refused(ask_many: Ask, name: str) -> None:
+def test_other_names_are_refused(ask_many: Ask, cache: Path, name: str) -> None:
+    """As are paths, also of models that could be named."""
+    assert chat(ask_many, str(next(cache.rglob("*.gguf")))).status == 404
     answer = chat(ask_many, name)
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
     assert repr(name) in answer.error["message"]
     if name == "edgellm-verifer":
         assert "Did you mean edgellm-verifier" in answer.error["message"]
-
-
-def test_a_file_is_not_named_by_its_path(ask_many: Ask, cache: Path, tmp_path: Path) -> None:
-    own = shutil.copy(next(cache.rglob("*.gguf")), tmp_path / "own.gguf")
-    for path in (own, next(cache.rglob("*.gguf"))):
-        assert chat(ask_many, str(path)).status == 404
 
 
 def test_a_model_has_one_name_whatever_it_is_called(ask_many: Ask) -> None:

@@ -73,12 +73,7 @@ def test_what_has_no_room_stays_in_memory_and_says_so() -> None:
         await store.remove(long.id);
         assert.deepEqual(await titles(store), ["short"]);
       }
-    """)
-
-
-def test_the_storage_is_bounded() -> None:
-    run("""
-      const storage = new Storage(), store = new TabStore(storage);
+      const storage = new Storage(), store = new TabStore(storage); // which is bounded
       for (let number = 0; number < 5; number += 1) await store.add(turns("x".repeat(600_000)));
       const stored = [...storage.all.values()].reduce((sum, text) => sum + text.length, 0);
       assert.ok(stored > 1_000_000 && stored <= 2_000_000);

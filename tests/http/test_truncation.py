@@ -21,12 +21,15 @@ def long_conversation(own: LLM, **first: Any) -> list[dict[str, Any]]:
     return [SYSTEM, *said, {"role": "user", "content": "When is the film night?"}]
 
 
-def test_without_being_asked_for_it_nothing_is_left_out(ask: Ask, own: LLM) -> None:
+def test_nothing_is_left_out_unasked_or_for_a_question_that_is_too_long_alone(ask: Ask, own: LLM) -> None:
     for more in ({}, {"truncation": "disabled"}):
         answer = ask("POST", CHAT, {"messages": long_conversation(own), "max_tokens": 4, **more})
         assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
     refused = ask("POST", CHAT, {"messages": long_conversation(own), "truncation": "middle"})
     assert refused.status == 400
+    alone = [*long_conversation(own), {"role": "user", "content": "mug " * own.context_length}]
+    refused = ask("POST", CHAT, {"messages": alone, "truncation": "auto"})
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
 
 
 def test_the_oldest_turns_are_left_out_and_the_answer_says_how_many(ask: Ask, own: LLM) -> None:
@@ -64,12 +67,6 @@ def test_responses_take_the_field_of_openai(ask: Ask, own: LLM) -> None:
     assert answer.status == 200
     assert answer.json["truncation"] == "auto"
     assert int(answer.headers["x-edgellm-turns-left-out"]) > 0
-
-
-def test_a_question_that_does_not_fit_alone_is_refused(ask: Ask, own: LLM) -> None:
-    messages = [*long_conversation(own), {"role": "user", "content": "mug " * own.context_length}]
-    answer = ask("POST", CHAT, {"messages": messages, "truncation": "auto"})
-    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
 
 
 def test_what_fits_is_sent_whole_with_its_context(ask: Ask) -> None:

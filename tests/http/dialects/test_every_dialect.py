@@ -1,4 +1,5 @@
-"""Malformed requests to every path of every dialect: refused in plain words, in the form of the dialect."""
+"""What holds in every dialect: plain words about malformed requests and errors in the form of the dialect, the key,
+verified text that is insisted on, and the model's own sampling."""
 
 import json
 from collections.abc import Iterator
@@ -9,8 +10,11 @@ import pytest
 
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.http.model_host import ServedEmbedder
+from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from tests.http.conftest import Ask, asker, serving
+from testkit.gguf.changed import with_sampling
+from tests.http.conftest import QUESTION, Answer, Ask, asker, serving
+from tests.http.test_streaming import failing, opened
 
 SAID: Any = {"role": "user", "content": "Where is my mug?"}
 TOOL: Any = {"name": "clock", "input_schema": {}}
@@ -146,3 +150,111 @@ def test_other_methods_and_types_have_the_form_of_the_dialect(path: str, short: 
     missing = short("POST", f"{path}/nothing", {})
     assert missing.status == 404
     assert message(path, missing.json)
+
+
+# --- what is well-formed ----------------------------------------------------------------------------------------------
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"messages": [SAID], "max_tokens": 4},
+    "/v1/responses": {"input": "Where is my mug?", "max_output_tokens": 4},
+    "/api/chat": {"model": "edgellm-draft", "messages": [SAID]},
+    "/api/generate": {"model": "edgellm-draft", "prompt": "Where is my mug?"},
+}
+every = pytest.mark.parametrize("path", REQUESTS)
+KEY = "k" * 43
+
+
+def said(answer: Answer) -> str:
+    """Return the message of a refusal."""
+    error = answer.json["error"]
+    return str(error if isinstance(error, str) else error["message"])
+
+
+@every
+def test_an_error_in_the_middle_of_a_stream_ends_it_in_the_form_of_the_dialect(path: str) -> None:
+    with opened(failing) as server:
+        answer = asker(server)("POST", path, {**REQUESTS[path], "model": "made-up", "stream": True})
+    assert answer.status == 200
+    last: Any = json.loads(answer.body.split(b"data: ")[-1].strip().splitlines()[-1])
+    if path == "/v1/messages":
+        assert (last["type"], last["error"]["type"]) == ("error", "overloaded_error")
+        error = last["error"]["message"]
+    elif path == "/v1/responses":
+        assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+        error = last["response"]["error"]["message"]
+    else:
+        error = last["error"]
+    assert "The verifier is gone." in error
+
+
+@pytest.mark.parametrize("path", [*REQUESTS, "/v1/chat/completions"])
+def test_without_a_verifier_none_can_be_required(path: str, f32_pair: tuple[Path, Path]) -> None:
+    with LLM.open(f32_pair[0], "none", threads=1) as pair, serving(pair, "edgellm-draft") as server:
+        ask = asker(server)
+        for more, headers in (({"require_verified": True}, {}), ({}, {"X-EdgeLLM-Require-Verified": "true"})):
+            answer = ask("POST", path, {**REQUESTS.get(path, {"messages": [SAID]}), "stream": False, **more}, headers)
+            assert (answer.status, "no verifier is open here" in said(answer)) == (400, True)
+
+
+def test_a_request_without_a_temperature_is_sampled_as_the_model_wants(
+    f32_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The summary tells the seed, which repeats the text."""
+    path = with_sampling(f32_pair[1], tmp_path / "verifier.gguf", temp=5.0, top_k=0)
+    with LLM.open("none", path, threads=1) as pair, serving(pair, "sampled") as server:
+
+        def written(**more: object) -> tuple[str, int]:
+            found = asker(server)("POST", "/v1/chat/completions", {"messages": [SAID], "max_tokens": 16, **more}).json
+            return found["choices"][0]["message"]["content"], found["edgellm"]["summary"]["seed"]
+
+        text, seed = written()
+        assert text != written()[0]
+        assert written(seed=seed) == (text, seed)
+
+
+def refusal(ask: Ask, path: str, headers: dict[str, str]) -> tuple[int, str]:
+    answer = ask("POST", path, REQUESTS[path], headers)
+    return answer.status, said(answer)
+
+
+@every
+def test_the_key_is_taken_from_either_header(path: str) -> None:
+    with opened(failing, key=KEY) as server:
+        ask = asker(server)
+        wrong: tuple[dict[str, str], ...] = ({}, {"X-Api-Key": KEY[1:]}, {"Authorization": f"Bearer {KEY}x"})
+        for headers in (*wrong, {"X-Api-Key": KEY, "Authorization": "Bearer other"}):
+            status, message = refusal(ask, path, headers)
+            assert (status, "API key" in message) == (401, True)
+        for headers in ({"X-Api-Key": KEY}, {"Authorization": f"Bearer {KEY}"}):
+            status, message = refusal(ask, path, {**headers, "Host": "example.org"})
+            assert (status, "not a name of this server" in message) == (403, True)
+            answer = ask("POST", path, {**REQUESTS[path], "model": "other"}, headers)
+            assert (answer.status, "not served here" in said(answer)) == (404, True)
+
+
+ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "content": QUESTION}]}
+
+
+def test_system_prompts_stop_sequences_and_blocks(server: HttpServer, ask: Ask) -> None:
+    import anthropic
+
+    blocks: Any = [
+        {"type": "text", "text": part, "cache_control": {"type": "ephemeral"}} for part in QUESTION.partition("\n\n")
+    ]
+    system: Any = [{"type": "text", "text": "You are at home."}]
+    with anthropic.Anthropic(base_url=server.url, api_key="none is needed", max_retries=0) as client:
+        stopped = client.messages.create(
+            model="edgellm-verifier", max_tokens=40, messages=[{"role": "user", "content": blocks}],
+            stop_sequences=[" is"],
+        )  # fmt: skip
+        counted = [
+            client.messages.count_tokens(**ASKED, system=one).input_tokens for one in ("", "You are at home.", system)
+        ]
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " is")
+    assert counted[0] < counted[1] == counted[2]
+    raw = ask("POST", "/v1/messages", {**ASKED, "max_tokens": 1, "service_tier": "auto", "system": system})
+    assert raw.headers["x-edgellm-ignored"] == "service_tier"
+    assert raw.headers["x-edgellm-verified"] == "1.0000"
+    usage = raw.json["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted[1]
