@@ -1,10 +1,8 @@
-"""A conversation: what it remembers, with a pair that only listens, and its commands, with the bundled pair."""
+"""A conversation: what it remembers, and its commands."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from prompt_toolkit.completion import CompleteEvent
@@ -16,41 +14,27 @@ from edgellm.cli.options import HardwareOptions
 from edgellm.cli.views.reply_printer import Display
 from edgellm.engine import Message
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, PromptTooLong
+from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Source, Token
 from edgellm.storage.chat_log import Conversation, History
 from tests.cli.test_reply_printer import at_terminal
+from tests.watching import Calls, calls_of
 
 ROOT = Path(__file__).parents[2]
 
 
-class Listener:
-    """A pair that only notes what it is asked."""
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return calls_of(monkeypatch, LLM, "reply")
 
-    def __init__(self) -> None:
-        self.asked: list[list[tuple[str, str]]] = []
-        self.context_length = 1_000
-        self.forgotten = 0
 
-    def reply(self, messages: Sequence[Message], options: ReplyOptions) -> Any:
-        assert options.truncation == "auto", "the oldest turns are left out by whoever counts tokens"
-        sent = [message.whole() for message in messages]
-        if sum(len(message.content) for message in sent) >= self.context_length:
-            raise PromptTooLong("It is too long.", "Shorten it.")
-        self.asked.append([(message.role, message.content) for message in sent])
-        return SimpleNamespace()
-
-    def count_tokens(self, text: str, most: int) -> int:
-        if len(text) > most:
-            raise PromptTooLong("It is too long.", "Shorten it.")
-        return len(text)
-
-    def forget_prompts(self) -> None:
-        self.forgotten += 1
-
-    def longer_context(self, tokens: int) -> str:
-        return f"Give {tokens}."
+def sent(asked: Calls) -> list[tuple[str, str]]:
+    """Return roles and texts of what the model was asked last."""
+    _pair, messages, options = asked[-1]
+    assert options.truncation == "auto", "the oldest turns are left out by whoever counts tokens"
+    return [(message.role, message.content) for message in map(Message.whole, messages)]
 
 
 def stored(*turns: tuple[str, str]) -> StoredConversation:
@@ -65,42 +49,44 @@ def said(chat: Chat, question: str, answer: str) -> None:
 
 
 @pytest.fixture
-def chat() -> Any:
-    listener: Any = Listener()
-    return Chat(listener, ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.", stored=stored())
+def chat() -> Iterator[Chat]:
+    with LLM.open(*PAIR) as pair:
+        yield Chat(pair, ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.", stored=stored())
 
 
+PAIR = ("edgellm-draft", "edgellm-verifier")
 FIRST = [("system", "Be kind."), ("user", "The mug is red.\n\nWhich colour?")]
 
 
-def test_context_and_system_open_the_conversation_once_and_a_question_that_failed_is_forgotten(chat: Any) -> None:
+def test_context_and_system_open_the_conversation_once_and_a_question_that_failed_is_forgotten(
+    chat: Chat, asked: Calls
+) -> None:
     said(chat, "Which colour?", "Red.")
+    assert sent(asked) == FIRST
     chat.ask("Sure?")
     second = [*FIRST, ("assistant", "Red."), ("user", "Sure?")]
-    assert chat.pair.asked == [FIRST, second]
-    chat.pair.context_length = 50
-    with pytest.raises(PromptTooLong, match=r"The question has 100 tokens, 123 with .* holds 50 .* Give 199\.$"):
-        chat.ask("x" * 100)
+    assert sent(asked) == second
+    with pytest.raises(PromptTooLong, match=r"The question has 2002 tokens, 2010 with .* holds 1024 .* Shorten it"):
+        chat.ask("mug " * 2000)
     with pytest.raises(PromptTooLong, match=r"The question has more than 1048576 tokens, and the context"):
-        chat.ask("x" * (2**20 + 1))
-    chat.pair.context_length = 1_000
+        chat.ask("mug " * 2**20)
     chat.ask("Sure?")
-    assert chat.pair.asked[-1] == second
-
-
-def test_a_new_conversation_begins_with_the_context_again(chat: Any) -> None:
-    said(chat, "Which colour?", "Red.")
+    assert sent(asked) == second
     chat.clear()
     chat.ask("Which?")
-    assert chat.pair.asked[-1] == [("system", "Be kind."), ("user", "The mug is red.\n\nWhich?")]
+    assert sent(asked) == [("system", "Be kind."), ("user", "The mug is red.\n\nWhich?")]
 
 
-def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(chat: Any) -> None:
+def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(
+    chat: Chat, asked: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten = calls_of(monkeypatch, LLM, "forget_prompts")
     said(chat, "Which colour?", "Red.")
     said(chat, "Sure?", "Yes.")
     turn = chat.undo()
+    assert turn is not None
     assert [turn.question, *turn.replies] == [Message("user", "Sure?"), Message("assistant", "Yes.")]
-    assert chat.pair.forgotten == 1, "nor is what was read kept on disk"
+    assert len(forgotten) == 1, "nor is what was read kept on disk"
     assert [text for _, text in History().latest().turns] == ["Be kind.", FIRST[1][1], "Red."]
     chat.put_back(turn)
     assert len(History().all()) == 1
@@ -110,43 +96,42 @@ def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(chat: Any) -> 
     assert History().all() == [], "nothing of it is left in the store"
     assert chat.undo() is None
     chat.ask("Which colour?")
-    assert chat.pair.asked[-1] == FIRST, "with the context again"
+    assert sent(asked) == FIRST, "with the context again"
 
 
-def test_a_system_prompt_holds_from_the_beginning_on(chat: Any) -> None:
+def test_a_system_prompt_holds_from_the_beginning_on(chat: Chat, asked: Calls) -> None:
     said(chat, "Which colour?", "Red.")
     chat.set_system("Be brief.")
     chat.ask("Sure?")
-    assert chat.pair.asked[-1][0] == History().latest().turns[0] == ("system", "Be brief.")
+    assert sent(asked)[0] == History().latest().turns[0] == ("system", "Be brief.")
     chat.set_system(None)
     chat.ask("Sure?")
-    assert chat.pair.asked[-1][0] == FIRST[1]
+    assert sent(asked)[0] == FIRST[1]
     past = stored(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"))
     Chat(chat.pair, ReplyOptions(), system="Be kind.", stored=past).ask("And now?")
-    assert [text for _, text in chat.pair.asked[-1]] == ["Be kind.", "Hi", "Hello", "And now?"]
+    assert [text for _, text in sent(asked)] == ["Be kind.", "Hi", "Hello", "And now?"]
 
 
-def test_context_comes_with_the_next_question_and_goes_from_where_it_was(chat: Any) -> None:
+def test_context_comes_with_the_next_question_and_goes_from_where_it_was(chat: Chat, asked: Calls) -> None:
     said(chat, "Which colour?", "Red.")
     chat.add_context("cup.txt", "The cup is blue.")
     said(chat, "And the cup?", "Blue.")
     chat.ask("Sure?")
     cup = "The cup is blue.\n\nAnd the cup?"
-    assert chat.pair.asked[-1][3] == ("user", cup)
+    assert sent(asked)[3] == ("user", cup)
     assert chat.drop_context("mug.txt")
     assert not chat.drop_context("mug.txt")
     chat.ask("Sure?")
-    assert [text for _, text in chat.pair.asked[-1]] == ["Be kind.", "Which colour?", "Red.", cup, "Blue.", "Sure?"]
-    assert History().latest().turns == tuple(chat.pair.asked[-1][:-1])
+    assert [text for _, text in sent(asked)] == ["Be kind.", "Which colour?", "Red.", cup, "Blue.", "Sure?"]
+    assert History().latest().turns == tuple(sent(asked)[:-1])
     chat.add_context("cup.txt", "The cup is green.")
     chat.ask("And the cup?")
-    texts = [text for _, text in chat.pair.asked[-1]]
+    texts = [text for _, text in sent(asked)]
     assert texts[3:] == ["And the cup?", "Blue.", "The cup is green.\n\nAnd the cup?"]
 
 
 # --- commands -----------------------------------------------------------------------------------------------------
 
-PAIR = ("edgellm-draft", "edgellm-verifier")
 ASKED, REPLY = "When is the film night?", "The film night is Friday at 20:00."
 
 

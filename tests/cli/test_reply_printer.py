@@ -23,6 +23,7 @@ from edgellm.errors import InputNotText, size
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Event, Explanation, Notice, PromptProgress, Source, Token
+from tests.http.test_streaming import scripted as reply_of
 
 Written = Generator[Event, None, None]
 Capture = pytest.CaptureFixture[str]
@@ -33,7 +34,7 @@ def scripted(
 ) -> Reply:
     """A reply that consists of `events`; an exception among them is raised, a function called."""
 
-    def write(stats: Summary, explain: bool, stopped: Callable[[], bool], *_: object) -> Written:
+    def script(stats: Summary, stopped: Callable[[], bool]) -> Written:
         for name, figure in figures.items():
             setattr(stats, name, figure)
         for event in events:
@@ -44,13 +45,10 @@ def scripted(
                 continue
             if stopped_early and stopped():
                 return
-            if isinstance(event, Token):
-                stats.token(event)
-                stats.show(event)
             yield event
         stats.finish("stop")
 
-    return Reply(write, prompt_tokens=3, seed=0)
+    return reply_of(script)
 
 
 def tokens(*pieces: bytes, source: Source = Source.ACCEPTED) -> list[Token]:

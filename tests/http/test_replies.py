@@ -35,13 +35,11 @@ def text_of(data: Any) -> str:
 
 def test_log_probabilities_are_true(client: openai.OpenAI, pair: LLM) -> None:
     asked: Any = conversation()["messages"]
-    done = client.chat.completions.create(
+    done: Any = client.chat.completions.create(
         model="edgellm-verifier", messages=asked, logprobs=True, top_logprobs=3, max_tokens=6
     )
     reply = list(pair.reply(QUESTION, max_tokens=6, logprobs=3))
     logprobs = done.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
     for one, token in zip(logprobs.content, reply, strict=True):
         assert token.logprobs is not None
         assert bytes(one.bytes or []) == token.piece
@@ -49,14 +47,12 @@ def test_log_probabilities_are_true(client: openai.OpenAI, pair: LLM) -> None:
         assert one.logprob == max(other.logprob for other in one.top_logprobs)  # greedy
         assert sum(math.exp(other.logprob) for other in one.top_logprobs) <= 1.0 + 1e-6
         assert len(one.top_logprobs) == 3
-    plain = client.completions.create(
+    plain: Any = client.completions.create(
         model="edgellm-verifier", prompt=pair.prompts.ids(QUESTION).tolist(), logprobs=2, max_tokens=6
     )
     table = plain.choices[0].logprobs
-    assert table is not None
     assert table.token_logprobs == pytest.approx([one.logprob for one in logprobs.content], abs=1e-3)
     assert table.tokens == [one.token for one in logprobs.content]
-    assert table.text_offset is not None
     assert [plain.choices[0].text[at] for at in table.text_offset] == [token[0] for token in table.tokens or []]
 
 

@@ -1,49 +1,38 @@
 """Thoughts over HTTP: a field of their own in messages, deltas and usage, and switches in requests."""
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
-from edgellm.http.model_host import ServedModel
 from edgellm.http.schemas.requests import ChatRequest
-from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
 from testkit.chat_traits import TRAITS
 from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template
-from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
+from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
 
 CHAT = "/v1/chat/completions"
-Serve = Callable[..., tuple[LLM, Ask, str]]
+Thinker: TypeAlias = tuple[LLM, Ask]
 
 
 @pytest.fixture(scope="module")
-def serve(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Servers over the bundled verifier, by the template."""
-    folder, closing = tmp_path_factory.mktemp("templates"), list[Any]()
+def thinkers(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Thinker]]:
+    """The bundled verifier with several templates, each behind a server."""
+    folder, found = tmp_path_factory.mktemp("templates"), dict[str, Thinker]()
     templates = {"always": ALWAYS, "opened": OPENED, "channels": CHANNELS, "none": TRAITS["system first"]}
-
-    @cache
-    def make(name: str, **defaults: Any) -> tuple[LLM, Ask, str]:
-        path = folder / f"{name}.gguf"
-        if not path.exists():
-            with_template(f32_pair[1], path, templates[name])
-        pair = LLM.open("none", path, threads=1)
-        server = HttpServer(HOME)
-        closing.extend([pair, server.__enter__()])
-        server.open(ServedModel(pair, "thinker", options=ReplyOptions(**defaults)))
-        return pair, asker(server), server.url
-
-    yield make
-    for one in reversed(closing):
-        one.__exit__(None, None, None) if isinstance(one, HttpServer) else one.close()
+    with ExitStack() as opened:
+        for name, template in templates.items():
+            path = with_template(f32_pair[1], folder / f"{name}.gguf", template)
+            pair = opened.enter_context(LLM.open("none", path, threads=1))
+            found[name] = pair, asker(opened.enter_context(serving(pair, "thinker")))
+        yield found
 
 
-def test_a_thought_is_a_field_of_its_own(serve: Serve) -> None:
-    pair, ask, _ = serve("always")
+def test_a_thought_is_a_field_of_its_own(thinkers: dict[str, Thinker]) -> None:
+    pair, ask = thinkers["always"]
     reply = pair.reply(QUESTION, think=5)
     tokens = list(reply)
     wanted = reply.summary
@@ -91,9 +80,9 @@ def test_what_requests_and_the_server_ask_for() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_a_model_does_not_have_of_thoughts_is_named(
-    serve: Serve, template: str, path: str, more: dict[str, Any], ignored: str | None, stream: bool
+    thinkers: dict[str, Thinker], template: str, path: str, more: dict[str, Any], ignored: str | None, stream: bool
 ) -> None:
-    _, ask, _ = serve(template)
+    _, ask = thinkers[template]
     asked: dict[str, Any] = {
         "/v1/responses": {"input": QUESTION, "max_output_tokens": 2},
         "/api/chat": {**conversation(), "model": "thinker", "options": {"num_predict": 2}},
@@ -103,8 +92,8 @@ def test_what_a_model_does_not_have_of_thoughts_is_named(
     assert answer.headers.get("x-edgellm-ignored") == ignored
 
 
-def test_what_the_template_wants_changed_is_told(serve: Serve) -> None:
-    _, ask, _ = serve("none")
+def test_what_the_template_wants_changed_is_told(thinkers: dict[str, Thinker]) -> None:
+    _, ask = thinkers["none"]
     turns = [{"role": role, "content": "Hi"} for role in ("user", "system", "user")]
     for stream in (False, True):
         told = ask("POST", CHAT, {"messages": turns, "max_tokens": 1, "stream": stream}).headers["x-edgellm-template"]
