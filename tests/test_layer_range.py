@@ -2,11 +2,10 @@
 
 import pickle
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.errors import DeviceLost, EdgeError, InvalidOption, VerifierBusy
+from edgellm.errors import VerifierBusy
 from edgellm.layer_range import LayerRange, chain
 
 
@@ -26,16 +25,8 @@ def test_a_chain_is_as_short_as_can_be(found: list[tuple[int, int]], start: int,
         assert [layer for one in made for layer in one] == list(layers)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        DeviceLost("The connection to desk is lost.", "Start it again."),
-        InvalidOption("--budget is 2.", "Give a share from 0 to 1."),
-        VerifierBusy("The verifier is busy.", "Try again.", 3.0),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_an_error_is_the_same_where_another_process_raises_it(error: EdgeError) -> None:
+def test_an_error_is_the_same_where_another_process_raises_it() -> None:
+    error = VerifierBusy("The verifier is busy.", "Try again.", 3.0)
     again = pickle.loads(pickle.dumps(error))
-    assert type(again) is type(error)
+    assert type(again) is VerifierBusy
     assert (str(again), again.__dict__) == (str(error), error.__dict__)

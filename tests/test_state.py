@@ -18,7 +18,7 @@ from edgellm import state
 from edgellm.errors import StateDamaged
 from edgellm.llm.tools.values import read_json as read_valid
 from edgellm.llm.tools.values import write_json
-from edgellm.state import from_json, private_folder, read_json, read_state, read_toml, set_aside, write_state
+from edgellm.state import from_json, hold_lock, private_folder, read_json, read_state, read_toml, set_aside, write_state
 from edgellm.system import cache_dir, data_dir, state_dir
 
 
@@ -87,11 +87,15 @@ def test_what_the_user_writes_may_be_a_link_and_keeps_its_modes(tmp_path: Path) 
         read_toml(tmp_path / "pipe")
 
 
-def test_everything_is_written_for_the_user_alone_whatever_the_umask(home: Path) -> None:
+def test_everything_is_written_for_the_user_alone_whatever_the_umask(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fchmod", lambda *_: None)  # not at some later moment, but from the first
     before = os.umask(0)
     try:
         write_state(cache_dir() / "deep" / "er" / "file", "{}")
-        private_folder(data_dir() / "folder")
+        with hold_lock(private_folder(data_dir() / "folder") / "lock"):
+            pass
     finally:
         os.umask(before)
     modes = {f"{stat.S_IMODE(path.lstat().st_mode):o}" for path in home.rglob("*") if not path.is_symlink()}

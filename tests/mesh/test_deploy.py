@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,30 +70,15 @@ def size(manifest: Manifest, first: int, last: int) -> int:
 def send(home: Home, verifier_path: Path, manifest: Manifest) -> Send:
     """Deploy parts, each a worker or a device's name, and its first and last layer."""
 
-    def deployed(*parts: tuple[Worker | str | None, int, int], **more: Any) -> list[DeployProgress]:
+    def deployed(*parts: tuple[Worker | str | None, int, int]) -> list[DeployProgress]:
         found = home.workers()
         named = [
             DeployPart(found[worker] if isinstance(worker, str) else worker, LayerRange(first, last + 1))
             for worker, first, last in parts
         ]
-        return deploy(ModelFile.open(verifier_path), manifest, named, store=home.here, **more)
+        return deploy(ModelFile.open(verifier_path), manifest, named, store=home.here)
 
     return deployed
-
-
-def test_each_device_gets_its_layers_and_a_new_plan_moves_the_rest(home: Home, send: Send, manifest: Manifest) -> None:
-    heard: list[DeployProgress] = []
-    done = send((None, 0, 2), ("desk", 3, 7), ("phone", 8, 11), notify=heard.append)
-    assert [moved.error for moved in done] == [None] * 3
-    assert [moved.sent for moved in done] == [0, size(manifest, 3, 7), size(manifest, 8, 11)]
-    assert [moved.arrived for moved in done] == [moved.total for moved in done]
-    assert {moved.part.name for moved in heard} == {"here", "desk", "phone"}
-    for name, layers in (("desk", LayerRange(3, 8)), ("phone", LayerRange(8, 12))):
-        with home.stores[name].using(manifest.covering(layers)):
-            pass
-    done = send((None, 0, 3), ("desk", 4, 9), ("phone", 10, 11))
-    assert [moved.sent for moved in done] == [0, size(manifest, 8, 9), 0]
-    assert [moved.already for moved in done] == [size(manifest, 0, 2), size(manifest, 4, 7), size(manifest, 10, 11)]
 
 
 def test_layers_here_do_not_push_each_other_out(home: Home, send: Send, manifest: Manifest) -> None:
@@ -102,11 +86,6 @@ def test_layers_here_do_not_push_each_other_out(home: Home, send: Send, manifest
     (done,) = send((None, 0, 2))
     assert isinstance(done.error, StoreFull)
     assert home.here.complete(manifest.pieces[:2])
-
-
-def through(home: Home, name: str, relay: Relay) -> Worker:
-    """A worker whose line passes through the relay."""
-    return at(home.workers()[name], relay.port)
 
 
 def at(worker: Worker, port: int) -> Worker:
@@ -139,7 +118,7 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
     places = sorted(rng.randrange(total) for _ in range(6))
     with Relay(home.addresses["desk"].port, Network(80.0, 0.002)) as relay:
         thread = cutting(relay, places)
-        (done,) = send((through(home, "desk", relay), 0, 11))
+        (done,) = send((at(home.workers()["desk"], relay.port), 0, 11))
         thread.stop()  # type: ignore[attr-defined]
         thread.join()
     assert done.error is None

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import MicroBatch
 from edgellm.mesh.stage import StageQueue
-from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.types import GREEDY, Sampling
 from tests.engine.logits import some_ids
-from tests.mesh.household import Cut, Device, Whole, all_at_once, even
+from tests.mesh.household import Cut, Home, Whole, all_at_once
 
 
 def batch(session: int, number: int, rows: int = 1) -> MicroBatch:
@@ -68,9 +66,8 @@ PROMPTS = [some_ids(20 + 7 * number, 2000, number + 1) for number in range(4)]
 
 @pytest.mark.parametrize("stages", [1, 3])
 def test_replies_at_once_are_what_each_is_alone(verifier_cut: Cut, whole: Whole, stages: int) -> None:
-    devices = [Device(f"device {at}", verifier_cut.layers) for at in range(stages)]
     work, sampling = replace(verifier_cut.work, sessions=len(PROMPTS)), Sampling(0.9, seed=7)
-    verifier = MeshVerifier(Mesh(devices, even(work, [one.name for one in devices]), work), lambda _token: False, 16)
+    verifier = Home(replace(verifier_cut, work=work), dict.fromkeys("abc"[:stages])).verifier
     assert all_at_once(verifier, GREEDY, PROMPTS, 16) == [whole.text(prompt, 16) for prompt in PROMPTS]
     alone = [all_at_once(verifier, sampling, [prompt], 16)[0] for prompt in PROMPTS]
     assert all_at_once(verifier, sampling, PROMPTS, 16) == alone

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.engine import ModelFile
 from edgellm.rpc.layers import Cut
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.layer_pieces import Manifest
+from edgellm.storage.layer_pieces import Manifest, cut_piece
 from edgellm.storage.layer_store import LayerStore
-from tests.rpc.layering import cutter
 from tests.rpc.strangers import befriend, certified, device
 from tests.storage.pieces import layerwise
 
@@ -39,8 +39,9 @@ def manifest(verifier_path: Path) -> Manifest:
 
 
 @pytest.fixture(scope="module")
-def cut(verifier_path: Path, manifest: Manifest) -> Cut:
-    return cutter(verifier_path, manifest)
+def cut(verifier_path: Path) -> Cut:
+    file = ModelFile.open(verifier_path)
+    return lambda piece: cut_piece(file, piece.layers)
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from edgellm.rpc.channel import CONTRACT, HELLO, SESSION, bind, new_server
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.protos.trust_pb2 import Offer
-from edgellm.rpc.trust import handshake as greetings
-from edgellm.rpc.trust import handshake as guards
+from edgellm.rpc.trust import handshake
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Right, Trust
@@ -121,12 +120,12 @@ async def answering(
     """A server by mutual TLS whose welcome is not as it should be."""
 
     async def welcome(request: pb.WelcomeRequest, context: Any) -> pb.WelcomeReply:
-        client = guards.caller_id(context)
+        client = handshake.caller_id(context)
         mine = trust.identity.id
         reply = pb.WelcomeReply(
             protocol=PROTOCOL,
             device=mine.digest,
-            signature=trust.identity.sign(greetings._statement(request.nonce, mine, client)),
+            signature=trust.identity.sign(handshake._statement(request.nonce, mine, client)),
         )
         change(reply)
         return replay or reply

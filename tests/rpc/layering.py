@@ -3,24 +3,22 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 
-from edgellm.engine import ModelFile
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.layers import Cut, RateLimiter, upload
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.layer_service import LayerService, Measurer
-from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece
+from edgellm.storage.layer_pieces import Manifest
 from edgellm.storage.layer_store import LayerStore
-from tests.rpc.doors import Said, serving
+from tests.rpc.doors import serving
 
 
 def taking(
-    store: LayerStore, trust: Trust | None = None, said: Said | None = None, measurer: Measurer | None = None
+    store: LayerStore, trust: Trust | None = None, measurer: Measurer | None = None
 ) -> AbstractAsyncContextManager[Address]:
     """A device with this store; with `trust`, for paired devices alone."""
-    return serving(trust, said, partial(LayerService, store, measurer=measurer))
+    return serving(trust, make=partial(LayerService, store, measurer=measurer))
 
 
 @contextmanager
@@ -32,13 +30,6 @@ def device_taking(store: LayerStore, trust: Trust | None = None, measurer: Measu
         yield address
     finally:
         run_in_network_loop(running.__aexit__(None, None, None)).result(120)
-
-
-def cutter(model: Path, _manifest: Manifest) -> Cut:
-    def cut(piece: LayerPiece) -> Iterator[bytes | memoryview]:
-        return cut_piece(ModelFile.open(model), piece.layers)
-
-    return cut
 
 
 async def bring(

@@ -3,15 +3,14 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgellm.errors import DeviceLost, LayersCorrupt, LayersMissing, ProtocolError, StoreBusy
+from edgellm.errors import DeviceLost, LayersCorrupt, ProtocolError, StoreBusy
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers import WINDOW, Cut, RateLimiter, clean, list_layers, method, write_manifest
+from edgellm.rpc.layers import WINDOW, Cut, RateLimiter, method, write_manifest
 from edgellm.rpc.link import Timing
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import layers_pb2 as pb
@@ -20,35 +19,12 @@ from edgellm.services.server import layer_service, listener
 from edgellm.services.server.layer_service import LayerService
 from edgellm.services.server.listener import Stream, next_message
 from edgellm.storage.layer_pieces import IncomingPiece, LayerPiece, Manifest
-from edgellm.storage.layer_store import CleanResult, LayerStore
+from edgellm.storage.layer_store import LayerStore
 from tests.rpc.doors import ended, serving
 from tests.rpc.layering import bring, taking
 from tests.rpc.strangers import befriend, device
 
 PLENTY = 10**9
-
-
-async def test_layers_come_once_and_are_told_of(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
-    said: list[str] = []
-    async with taking(store, said=said) as address:
-        size = sum(piece.size for piece in manifest.pieces[2:5])
-        told = await bring(address, manifest, [2, 3, 4], cut)
-        assert told[-1] == (size, size)
-        assert told == sorted(told)
-        again = await bring(address, manifest, [2, 3, 4, 5], cut)
-        assert again[-1] == (size + manifest.pieces[5].size, manifest.pieces[5].size)
-        async with open_channel(address) as channel:
-            facts = await list_layers(channel, "desk")
-            (there,) = facts.models
-            assert there.manifest == replace(manifest, pieces=manifest.pieces[2:6])
-            assert (there.pieces, there.arriving) == (manifest.pieces[2:6], 0)
-            assert (facts.limit, facts.size) == (PLENTY, store.size)
-            assert facts.free > 0
-            with pytest.raises(LayersMissing):
-                await clean(channel, "desk", "0" * 64)
-            assert await clean(channel, "desk", manifest.fingerprint) == CleanResult(4, again[-1][0], 0)
-            assert (await list_layers(channel, "desk")).models == ()
-    assert said[0] == f"3 pieces of {manifest.name} are complete."
 
 
 async def test_a_model_that_has_changed_meanwhile_is_noticed(store: LayerStore, manifest: Manifest, cut: Cut) -> None:

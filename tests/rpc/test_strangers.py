@@ -19,8 +19,19 @@ from edgellm.rpc.trust import handshake
 from edgellm.rpc.trust.handshake import connect_authenticated, fetch_peer_info
 from edgellm.rpc.trust.identity import SERVER_NAME, Identity
 from edgellm.rpc.trust.trust import Right, Trust
-from tests.rpc import doors
-from tests.rpc.doors import OFFER, SECRET, Said, answering, ask_for, code_of, impostor, open_stream, serving, steal
+from tests.rpc.doors import (
+    OFFER,
+    SECRET,
+    Said,
+    answering,
+    ask_for,
+    code_of,
+    greeting,
+    impostor,
+    open_stream,
+    serving,
+    steal,
+)
 from tests.rpc.strangers import Gullible, befriend, certified, device, known
 from tests.watching import calls_of
 
@@ -233,7 +244,7 @@ async def test_passing_the_question_on_makes_no_other_device(host: Trust, guest:
                 reply: pb.WelcomeReply = await call(request, timeout=60)
                 return reply
 
-        async with doors.greeting(middle, passed_on) as between:
+        async with greeting(middle, passed_on) as between:
             with pytest.raises(NotPaired, match="cannot prove it"):
                 await connect_authenticated(between, guest)
             with pytest.raises(NotPaired, match="do not trust each other"):

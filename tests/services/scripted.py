@@ -22,12 +22,11 @@ Script: TypeAlias = Callable[[Iterator[pb.Verify], grpc.ServicerContext], Iterab
 
 @contextmanager
 def scripted(
-    vocabulary: Vocabulary, script: Script, hello: Mapping[str, Any] | None = None, opened: list[bytes] | None = None,
+    vocabulary: Vocabulary, script: Script = lambda _rounds, _context: (), hello: Mapping[str, Any] | None = None,
     tokenizer: Callable[[], Iterable[pb.TokenizerPart]] | None = None,
 ) -> Iterator[Address]:  # fmt: skip
-    """Serves `script` in every session; `hello` overrides fields of the handshake, at any time. The vocabularies that
-    sessions are opened with are added to `opened`. `tokenizer` returns the parts of what is sent as the tokenizer;
-    without it there is no such call. Yields the address."""
+    """Serves `script` in every session; `hello` overrides fields of the handshake, at any time. `tokenizer` returns the
+    parts of what is sent as the tokenizer; without it there is no such call. Yields the address."""
 
     def greet(_request: pb.HelloRequest, _context: grpc.ServicerContext) -> pb.HelloReply:
         fields: dict[str, Any] = {
@@ -43,8 +42,6 @@ def scripted(
     def session(frames: Iterator[pb.DeviceFrame], context: grpc.ServicerContext) -> Iterator[bytes]:
         first = next(frames)
         assert first.WhichOneof("frame") == "open"
-        if opened is not None:
-            opened.append(first.open.vocabulary)
         for frame in script((frame.verify for frame in frames), context):
             yield frame if isinstance(frame, bytes) else frame.SerializeToString()
 

@@ -1,6 +1,7 @@
 """Models of further families over workers and real sockets: the text is the whole model's."""
 
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,12 @@ from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.fleet_file import read_fleet
 from edgellm.mesh.layer_sources import WholeModel
-from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.protocols import GenerationState, Session
+from edgellm.spec.protocols import Session
 from edgellm.spec.types import Chunk
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layer_store import LayerStore
@@ -33,6 +33,7 @@ from tests.conftest import Architectures
 from tests.engine.logits import some_ids
 from tests.mesh.household import Whole, stage_spec
 from tests.services.conftest import ANYWHERE
+from tests.services.meshing import replying
 from tests.spec.real import ids
 from tests.waiting import until
 
@@ -66,27 +67,18 @@ def test_a_reply_is_the_whole_models_also_when_a_worker_is_lost(
     architectures: Architectures, name: str, cuts: tuple[int, ...]
 ) -> None:
     path = architectures(name)
-    work, whole, told = stage_spec(path), Whole(path), list[str]()
+    work, whole = stage_spec(path), Whole(path)
     own = whole.text(PROMPT, TOKENS)
     whole.close()
     with ExitStack() as running:
-        file, places = ModelFile.open(path), []
-        for device in "abc":
-            server = WorkerServer(WeightCache(WholeModel(file)), ANYWHERE)
-            worker = running.enter_context(server)
-            places.append((worker, RemoteDevice(Endpoint(device, worker.address))))
-        ends = [*cuts[1:], work.n_layers]
-        shares = [
-            StageShare(device, LayerRange(first, end))
-            for device, first, end in zip("abc", cuts, ends, strict=True)
-            if first < end
-        ]
-        mesh = Mesh([device for _, device in places], shares, work, notify=told.append)
-        verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
-        running.callback(verifier.close)
-        session = verifier.open(GenerationState())
+        source = WholeModel(ModelFile.open(path))
+        workers = [running.enter_context(WorkerServer(WeightCache(source), ANYWHERE)) for _ in "abc"]
+        devices = [RemoteDevice(Endpoint(name, one.address)) for name, one in zip("abc", workers, strict=True)]
+        ranges = [LayerRange(*pair) for pair in pairwise([*cuts, work.n_layers])]
+        shares = [StageShare(name, layers) for name, layers in zip("abc", ranges, strict=True) if len(layers)]
+        mesh, session = running.enter_context(replying(devices, work, shares=shares))
         write(session, own, 0, TOKENS // 2)
-        places[0][0].stop()
+        workers[0].stop()
         write(session, own, TOKENS // 2, TOKENS)
         assert "a" not in [share.name for share in mesh.shares]
         assert mesh.recoveries == 1

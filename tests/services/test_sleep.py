@@ -8,6 +8,8 @@ import pytest
 from edgellm.http import replies
 from edgellm.llm import LLM
 from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.link import Endpoint
+from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server import mesh_service, verification_service
 from edgellm.services.server.servers import WorkerServer
@@ -17,7 +19,7 @@ from edgellm.spec.types import Chunk, Ids
 from tests.http.conftest import asker, conversation, serving
 from tests.mesh.household import Cut
 from tests.services.conftest import ANYWHERE
-from tests.services.meshing import PROMPT, meshed
+from tests.services.meshing import PROMPT, replying
 from tests.waiting import until
 
 
@@ -50,8 +52,7 @@ def test_a_verifier_is_kept_awake_for_a_verdict_not_a_session(remote: RemoteVeri
 def test_a_worker_is_kept_awake_for_requests_and_not_for_a_stage(verifier_cut: Cut, log: Path) -> None:
     with (
         WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker,
-        closing(meshed([worker], verifier_cut.work)) as mesh,
-        closing(mesh.open(GenerationState())) as session,
+        replying([RemoteDevice(Endpoint("a", worker.address))], verifier_cut.work) as (_, session),
     ):
         session.submit(PROMPT, Chunk()).result()
         until(lambda: log.exists() and log.read_text().endswith("ended\n"))

@@ -110,10 +110,7 @@ def test_nobody_there_is_said_with_the_next_step(vocabulary: Vocabulary) -> None
 
 def test_a_verifier_that_is_slow_to_say_hello_is_waited_for(vocabulary: Vocabulary) -> None:
     """As where its machine is busy: somebody listens, so it is not given up at the first deadline."""
-    with (
-        scripted(vocabulary, lambda _rounds, _context: ()) as address,
-        Relay(address.port, Network(100.0, 0.4)) as between,
-    ):
+    with scripted(vocabulary) as address, Relay(address.port, Network(100.0, 0.4)) as between:
         remote = RemoteVerifier(f"127.0.0.1:{between.port}", vocabulary, timing=Timing(hello=0.4))
         assert remote.up()
         remote.close()
@@ -129,18 +126,11 @@ def test_what_is_not_a_verifier_is_said(vocabulary: Vocabulary) -> None:
         server.stop(None).wait()
 
 
-@pytest.mark.parametrize(("version", "older"), [(PROTOCOL + 1, "this device"), (PROTOCOL - 1, "the verifier")])
-def test_another_protocol_version_says_who_is_older(vocabulary: Vocabulary, version: int, older: str) -> None:
-    with (
-        scripted(vocabulary, lambda _rounds, _context: (), {"protocol": version}) as address,
-        pytest.raises(ProtocolError, match=f"Update edgellm on {older}"),
-    ):
-        RemoteVerifier(address, vocabulary)
-
-
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
+        ({"protocol": PROTOCOL + 1}, "Update edgellm on this device"),
+        ({"protocol": PROTOCOL - 1}, "Update edgellm on the verifier"),
         ({"context_length": 0}, "a context of 0 tokens"),
         ({"context_length": 31}, "a context of 31 tokens"),
         ({"context_length": 2**31}, "a context of 2147483648 tokens"),
@@ -151,11 +141,10 @@ def test_another_protocol_version_says_who_is_older(vocabulary: Vocabulary, vers
         ({"tokenizer": b"../../short"}, "tokenizer has a hash of 11 bytes"),
     ],
 )
-def test_figures_that_cannot_be_are_refused(vocabulary: Vocabulary, figures: dict[str, object], said: str) -> None:
-    with (
-        scripted(vocabulary, lambda _rounds, _context: (), figures) as address,
-        pytest.raises(ProtocolError, match=said),
-    ):
+def test_another_protocol_or_impossible_figures_are_refused(
+    vocabulary: Vocabulary, figures: dict[str, object], said: str
+) -> None:
+    with scripted(vocabulary, hello=figures) as address, pytest.raises(ProtocolError, match=said):
         RemoteVerifier(address, vocabulary)
 
 

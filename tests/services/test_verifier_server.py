@@ -166,22 +166,6 @@ def test_sizes_that_cannot_be_meant(exact: Model, wrong: dict[str, int]) -> None
         VerifierServer(exact, ANYWHERE, **wrong)  # type: ignore[arg-type]
 
 
-def test_events_tell_what_happened_and_never_what_was_said(
-    own: VerifierServer, events: list[str], exact: Model, prompt: Ids
-) -> None:
-    remote = RemoteVerifier(own.address, exact.vocabulary, timing=PATIENT)
-    session = remote.open(GenerationState())
-    session.submit(prompt, Chunk()).result()
-    session.close()
-    wait_for("Session 1 ends", events)
-    remote.close()
-    own.stop()
-    for event, words in zip(events, ("verifies", "begins", "ends", "finishes", "has stopped"), strict=True):
-        assert words in event
-    assert str(own.address) in events[0]
-    assert not any("mug" in event for event in events)
-
-
 def test_a_failing_engine_costs_one_round(own: VerifierServer, prompt: Ids, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=replace(PATIENT, retry=0.01))
     session = remote.open(GenerationState())

@@ -88,7 +88,7 @@ def test_a_mismatch_says_whether_the_tokenizer_is_sent(server: VerifierServer, e
         RemoteVerifier(server.address, other)
     assert sending.value.tokenizer == sha256(whole)
     with (
-        scripted(exact.vocabulary, lambda _rounds, _context: ()) as address,
+        scripted(exact.vocabulary) as address,
         pytest.raises(VocabularyMismatch, match="does not send its tokenizer") as silent,
     ):
         RemoteVerifier(address, other)
@@ -97,10 +97,7 @@ def test_a_mismatch_says_whether_the_tokenizer_is_sent(server: VerifierServer, e
 
 def _refused(vocabulary: Vocabulary, folder: Path, sent: bytes, said: str, announced: bytes | None = None) -> None:
     """Check that a tokenizer that a verifier sends is refused, and that nothing of it is kept."""
-    with (
-        scripted(vocabulary, lambda _rounds, _context: (), tokenizer=parts(sent)) as address,
-        pytest.raises(ProtocolError, match=said),
-    ):
+    with scripted(vocabulary, tokenizer=parts(sent)) as address, pytest.raises(ProtocolError, match=said):
         open_tokenizer(ModelAddress(address), sha256(sent if announced is None else announced))
     assert kept(folder) == []
 
@@ -131,20 +128,14 @@ def test_what_does_not_end_is_not_read_for_ever(
             yield pb.TokenizerPart(data=bytes(data), size=size)
 
     said = f"more than {len(whole) - 1} bytes" if data else "a part of it is empty"
-    with (
-        scripted(vocabulary, lambda _rounds, _context: (), tokenizer=endless) as address,
-        pytest.raises(ProtocolError, match=said),
-    ):
+    with scripted(vocabulary, tokenizer=endless) as address, pytest.raises(ProtocolError, match=said):
         open_tokenizer(ModelAddress(address), sha256(whole))
     assert sent < 10_000
     assert kept(folder) == []
 
 
 def test_one_that_does_not_come_is_said(vocabulary: Vocabulary, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        scripted(vocabulary, lambda _rounds, _context: ()) as address,
-        pytest.raises(VerifierUnreachable, match="does not send its tokenizer"),
-    ):
+    with scripted(vocabulary) as address, pytest.raises(VerifierUnreachable, match="does not send its tokenizer"):
         open_tokenizer(ModelAddress(address), "00" * 32)
     monkeypatch.setattr(verifier_selection, "_SILENT_SECONDS", 0.2)
     given_up = threading.Event()
@@ -153,7 +144,7 @@ def test_one_that_does_not_come_is_said(vocabulary: Vocabulary, folder: Path, mo
         yield pb.TokenizerPart(data=b"GGUF", size=100)
         given_up.wait(60)
 
-    with scripted(vocabulary, lambda _rounds, _context: (), tokenizer=silent) as address:
+    with scripted(vocabulary, tokenizer=silent) as address:
         with pytest.raises(VerifierUnreachable, match="has stopped sending"):
             open_tokenizer(ModelAddress(address), "00" * 32)
         given_up.set()

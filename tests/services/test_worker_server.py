@@ -17,11 +17,10 @@ from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
-from edgellm.spec.protocols import GenerationState
 from tests.mesh.folder import needed, reserve
 from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of
 from tests.services.conftest import ANYWHERE
-from tests.services.meshing import PROMPT, meshed
+from tests.services.meshing import PROMPT, replying
 from tests.waiting import until
 
 
@@ -40,10 +39,9 @@ def test_rows_of_16_bits_give_nearly_the_same(workers: list[WorkerServer], verif
 
 
 def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer], verifier_cut: Cut) -> None:
-    verifier = meshed(workers[:1], verifier_cut.work)
-    verifier.open(GenerationState()).submit(PROMPT, NOTHING).result()
-    verifier.close()
     member = RemoteDevice(Endpoint("a", workers[0].address))
+    with replying([member], verifier_cut.work) as (_, session):
+        session.submit(PROMPT, NOTHING).result()
     assert member.describe(verifier_cut.work.model).layers.loaded == frozenset(range(12))
 
 

@@ -1,33 +1,41 @@
 """Pieces of a model, and how they come into a store."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgellm.engine import ModelFile, check_cuttable, check_gguf
 from edgellm.layer_range import LayerRange
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, manifest_of, pieces_of
-from edgellm.storage.layer_store import LayerStore
+from edgellm.storage.layer_store import OWN, LayerStore
 
 
 def cut_layers(model: Path, into: LayerStore, layers: LayerRange) -> Manifest:
     """Cuts a stage with these layers on the grid; returns its pieces."""
-    return _put(model, into, manifest_of(ModelFile.open(model), [layers]), layers)
+    manifest = manifest_of(ModelFile.open(model), [layers])
+    put(into, model, manifest, manifest.covering(layers))
+    return manifest
 
 
 def cut_singly(model: Path, into: LayerStore, layers: LayerRange = LayerRange(0, 8)) -> Manifest:
     """Cuts these layers, each as a piece of its own; returns such pieces of the whole model."""
-    return _put(model, into, layerwise(model), layers)
-
-
-def _put(model: Path, into: LayerStore, manifest: Manifest, layers: LayerRange) -> Manifest:
-    """Puts the pieces of these layers into a store, as another program of this machine would."""
-    pieces = manifest.covering(layers)
-    with into.receiving(manifest, pieces) as receive:
-        for piece in pieces:
-            if into.find(piece) is None:
-                with receive(piece) as incoming:
-                    incoming.append(bytes_of(model, manifest, piece)[incoming.size :])
-                    incoming.finish()
+    manifest = layerwise(model)
+    put(into, model, manifest, manifest.covering(layers))
     return manifest
+
+
+def put(
+    store: LayerStore, model: Path, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str = OWN,
+    share: float = 1.0,
+) -> None:  # fmt: skip
+    """Puts pieces into a store, or a `share` of the bytes of each, as another device or program would."""
+    with store.receiving(manifest, pieces, owner) as receive:
+        for piece in pieces:
+            if store.find(piece) is None:
+                data = bytes_of(model, piece)
+                with receive(piece) as incoming:
+                    incoming.append(data[incoming.size : int(share * len(data))])
+                    if share == 1.0:
+                        incoming.finish()
 
 
 def layerwise(model: Path) -> Manifest:
@@ -35,5 +43,5 @@ def layerwise(model: Path) -> Manifest:
     return pieces_of(ModelFile.open(model), [LayerRange(at, at + 1) for at in range(check_cuttable(check_gguf(model)))])
 
 
-def bytes_of(model: Path, manifest: Manifest, piece: LayerPiece) -> bytes:
+def bytes_of(model: Path, piece: LayerPiece) -> bytes:
     return b"".join(map(bytes, cut_piece(ModelFile.open(model), piece.layers)))

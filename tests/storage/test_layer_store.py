@@ -30,7 +30,7 @@ from tests.storage.pieces import bytes_of, cut_singly, layerwise
 PLENTY = 10**9
 
 
-def put(store: LayerStore, manifest: Manifest, piece: LayerPiece, data: bytes) -> None:
+def put_bytes(store: LayerStore, manifest: Manifest, piece: LayerPiece, data: bytes) -> None:
     with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
         partial.append(data[partial.size :])
         partial.finish()
@@ -101,7 +101,7 @@ def test_a_stage_is_cut_into_pieces_of_about_a_size(draft_path: Path, monkeypatc
 
 def test_what_has_arrived_is_gone_on_with(draft_path: Path, store: LayerStore, manifest: Manifest) -> None:
     piece = manifest.pieces[1]
-    data = bytes_of(draft_path, manifest, piece)
+    data = bytes_of(draft_path, piece)
     with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
         partial.append(data[:1000])
     again = LayerStore(store.root, PLENTY)
@@ -121,10 +121,10 @@ def test_what_has_arrived_is_gone_on_with(draft_path: Path, store: LayerStore, m
 
 def test_what_is_not_what_was_announced_is_never_whole(draft_path: Path, store: LayerStore, manifest: Manifest) -> None:
     piece = manifest.pieces[1]
-    data = bytes_of(draft_path, manifest, piece)
+    data = bytes_of(draft_path, piece)
     for lie, said in ((data[:-1] + bytes([data[-1] ^ 1]), "SHA-256 differs"), (data + b"x", "more arrive")):
         with pytest.raises(LayersRefused, match=said):
-            put(store, manifest, piece, lie)
+            put_bytes(store, manifest, piece, lie)
         assert store.find(piece) is None
 
 
@@ -153,7 +153,7 @@ def test_what_is_announced_and_no_layer_is_never_whole(
     data = lie(draft_path, tmp_path)
     piece = replace(manifest.pieces[1], size=len(data), sha256=hashlib.sha256(data).hexdigest())
     with pytest.raises(LayersRefused, match=said):
-        put(store, replace(manifest, pieces=(piece,)), piece, data)
+        put_bytes(store, replace(manifest, pieces=(piece,)), piece, data)
     assert (store.find(piece), store.arrived(piece)) == (None, 0)
 
 
@@ -214,7 +214,7 @@ def test_a_full_disk_is_said_before_and_in_the_middle(
     draft_path: Path, store: LayerStore, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     piece = manifest.pieces[1]
-    data = bytes_of(draft_path, manifest, piece)
+    data = bytes_of(draft_path, piece)
     with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
         partial.append(data[:500])
 

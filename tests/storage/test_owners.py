@@ -18,26 +18,15 @@ from edgellm.state import MONTH
 from edgellm.storage import layer_pieces
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, known_pieces
 from edgellm.storage.layer_store import CUT, MAX_MODELS, LayerStore
-from tests.storage.pieces import bytes_of, layerwise
+from tests.storage.pieces import layerwise, put
 
 X, Y = "aa" * 32, "bb" * 32
-
-
-def put(store: LayerStore, model: Path, manifest: Manifest, piece: LayerPiece, owner: str, share: float = 1.0) -> None:
-    data = bytes_of(model, manifest, piece)
-    with store.receiving(manifest, [piece], owner) as receiving:
-        if store.find(piece) is None:
-            with receiving(piece) as partial:
-                partial.append(data[partial.size : int(share * len(data))])
-                if share == 1.0:
-                    partial.finish()
 
 
 def test_a_device_removes_what_it_brought_alone(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
     mine, both, theirs = manifest.pieces[1:4]
     for owner, pieces in ((X, (mine, both)), (Y, (both, theirs))):
-        for piece in pieces:
-            put(store, draft_path, manifest, piece, owner)
+        put(store, draft_path, manifest, pieces, owner)
     assert [held.pieces for held in store.models(X)] == [(mine, both)]
     gone = store.clean(owner=X)
     assert (gone.pieces, gone.size, gone.in_use) == (1, mine.size, 0)
@@ -53,8 +42,8 @@ def test_a_device_removes_what_it_brought_alone(store: LayerStore, draft_path: P
 
 
 def test_the_user_of_the_device_removes_everything(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
-    put(store, draft_path, manifest, manifest.pieces[1], X)
-    put(store, draft_path, manifest, manifest.pieces[2], Y, share=0.5)
+    put(store, draft_path, manifest, [manifest.pieces[1]], X)
+    put(store, draft_path, manifest, [manifest.pieces[2]], Y, share=0.5)
     with store.receiving(manifest, manifest.pieces[1:2], Y), pytest.raises(StoreBusy):
         store.clean()
     assert store.clean().pieces == 2
@@ -64,9 +53,9 @@ def test_the_user_of_the_device_removes_everything(store: LayerStore, draft_path
 def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest, tmp_path: Path) -> None:
     one = manifest.pieces[1].size
     store = LayerStore(tmp_path / "small", 2 * one)
-    put(store, draft_path, manifest, manifest.pieces[1], Y)
-    put(store, draft_path, manifest, manifest.pieces[2], X)
-    put(store, draft_path, manifest, manifest.pieces[3], X)  # in the place of its own
+    put(store, draft_path, manifest, [manifest.pieces[1]], Y)
+    put(store, draft_path, manifest, [manifest.pieces[2]], X)
+    put(store, draft_path, manifest, [manifest.pieces[3]], X)  # in the place of its own
     assert [store.find(piece) is not None for piece in manifest.pieces[1:4]] == [True, False, True]
     with pytest.raises(StoreFull, match="belong to other devices"), store.receiving(manifest, manifest.pieces[2:4], X):
         pass
@@ -74,18 +63,18 @@ def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest,
     long_ago = time.time() - MONTH - 1.0
     (path,) = [path for path in store.root.glob("pieces/*") if path.name.startswith(manifest.pieces[1].sha256)]
     os.utime(path, (long_ago, long_ago))
-    put(store, draft_path, manifest, manifest.pieces[2], X)
+    put(store, draft_path, manifest, [manifest.pieces[2]], X)
     assert store.find(manifest.pieces[1]) is None
 
 
 def test_what_arrives_from_one_gets_nothing_of_another(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
     piece = manifest.pieces[1]
-    put(store, draft_path, manifest, piece, Y, share=0.5)
+    put(store, draft_path, manifest, [piece], Y, share=0.5)
     with store.receiving(manifest, [piece], X) as receiving, receiving(piece) as partial:
         assert partial.size == 0
         partial.append(b"garbage")
         assert store.arrived(piece, Y) == piece.size // 2
-        put(store, draft_path, manifest, piece, Y)  # though the other one has not ended
+        put(store, draft_path, manifest, [piece], Y)  # though the other one has not ended
     assert store.find(piece) is not None
 
 
@@ -101,11 +90,11 @@ def test_a_device_brings_layers_of_so_many_models_at_most(store: LayerStore, man
 
 
 def test_damaged_records_are_none(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
-    put(store, draft_path, manifest, manifest.pieces[1], Y)
+    put(store, draft_path, manifest, [manifest.pieces[1]], Y)
     (store.root / "records.json").write_text("[" * 100_000)
     assert store.models() == []
     assert store.find(manifest.pieces[1]) is not None
-    put(store, draft_path, manifest, manifest.pieces[1], Y)
+    put(store, draft_path, manifest, [manifest.pieces[1]], Y)
     assert [(held.owner, held.pieces) for held in store.models()] == [(Y, manifest.pieces[1:2])]
 
 
@@ -114,12 +103,12 @@ def test_what_is_received_is_never_written_through_a_link(
 ) -> None:
     precious, piece = tmp_path / "precious", manifest.pieces[1]
     precious.write_text("mine")
-    put(store, draft_path, manifest, piece, X, share=0.5)
+    put(store, draft_path, manifest, [piece], X, share=0.5)
     (partial,) = store.root.glob("pieces/*.partial")
     partial.unlink()
     partial.symlink_to(precious)
     with pytest.raises(LayersRefused, match="cannot be used"):
-        put(store, draft_path, manifest, piece, X)
+        put(store, draft_path, manifest, [piece], X)
     assert precious.read_text() == "mine"
 
 
@@ -133,7 +122,7 @@ def cut(store: LayerStore, model: Path, layer: int) -> LayerPiece:
 
 def bring(store: LayerStore, model: Path, layer: int, owner: str) -> LayerPiece:
     manifest = layerwise(model)
-    put(store, model, manifest, manifest.pieces[layer], owner)
+    put(store, model, manifest, [manifest.pieces[layer]], owner)
     return manifest.pieces[layer]
 
 

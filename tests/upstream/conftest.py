@@ -21,7 +21,7 @@ from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamOptions
 from testkit.upstream.dialects import Dialect, LlamaServer, Sglang, Vllm
 from testkit.upstream.engine import Engine
-from testkit.upstream.server import UpstreamServer
+from testkit.upstream.server import Fault, UpstreamServer
 from testkit.upstream.text_dialects import LlamaCppPython, LmStudio, MlxLm, Ollama, Tabby
 from tests.spec.real import case, ids
 from tests.waiting import until
@@ -109,6 +109,11 @@ class House:
     servers: tuple[UpstreamServer, ...]
     gateway: GatewayServer
     devices: dict[str, LLM]
+
+    def fail(self, fault: Fault | None) -> None:
+        """Have every server fail like that."""
+        for server in self.servers:
+            server.fault = fault
 
     def mend(self) -> None:
         """End all faults, and wait until every server is used again."""

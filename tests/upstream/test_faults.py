@@ -23,16 +23,11 @@ from tests.waiting import until
 QUICK = UpstreamOptions(least=0.5, retry=0.05, retry_most=0.2)
 
 
-def until_up(pair: LLM) -> None:
-    up = pair.verifier_up
-    assert up is not None
-    until(up)
-
-
 def verified(pair: LLM) -> list[Token]:
     """Return a reply that is verified throughout: a busy machine may be late for the first ones."""
+    assert pair.verifier_up is not None
     for _ in range(100):
-        until_up(pair)
+        until(pair.verifier_up)
         tokens, _ = written(pair)
         if not any(token.source in UNVERIFIED for token in tokens):
             break

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model
-from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EngineFailed, InvalidOption, VerifierBusy, VerifierLost
 from edgellm.llm import LLM
 from edgellm.services.server.gateway_server import GatewayServer
@@ -28,6 +27,7 @@ from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from tests.spec.real import case, ids
 from tests.upstream.conftest import ANYWHERE, MOST, UNVERIFIED, WAYS, House, drafting, written
+from tests.waiting import until
 
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": 11}
 PATIENT = UpstreamOptions(least=600.0, retry=0.01, retry_most=0.02)  # what a busy machine delays is not lost
@@ -41,10 +41,8 @@ def open_models(
 
 
 @pytest.fixture(scope="module")
-def text(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
-    """The tokenizer of the served model, from its draft model's file."""
-    with Model.load(f32_pair[0], TEXT_ONLY) as loaded:
-        yield loaded
+def prompt(served: Model) -> Ids:
+    return served.plain_prompt("Where is the mug?")
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +214,7 @@ def sessions(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> Iterator[
     model.close()
 
 
-def test_a_session_sends_what_the_gateway_does_not_hold(sessions: Sessions, text: Model) -> None:
-    prompt = text.plain_prompt("Where is the mug?")
+def test_a_session_sends_what_the_gateway_does_not_hold(sessions: Sessions, prompt: Ids) -> None:
     sessions.ask(1, prompt[3:], 3)
     assert sessions.wait(1) == MissingPrefix(0)
     sessions.ask(1, prompt)
@@ -232,12 +229,11 @@ def test_a_session_sends_what_the_gateway_does_not_hold(sessions: Sessions, text
     assert second.tokens.tolist() == other.tokens.tolist()
 
 
-def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
+def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, prompt: Ids, houses: dict[str, House]) -> None:
     """Two requests are in flight, one at each server, and two wait; who leaves makes room."""
-    prompt = text.plain_prompt("Where is the mug?")
-    pool = sessions.backend.pool
-    for server in houses["two"].servers:
-        server.fault = Fault.STALLED
+    pool, servers = sessions.backend.pool, houses["two"].servers
+    asked = sum(len(server.requests) for server in servers)
+    houses["two"].fail(Fault.STALLED)
     for session in (1, 2, 3, 4):
         sessions.ask(session, prompt, tenant=Tenant(f"device {session}"))
     assert [server.running for server in pool.servers] == [1, 1]
@@ -245,8 +241,8 @@ def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, text: Mode
     assert sessions.backend.wait_seconds() > 0.0
     sessions.backend.end_session(4)
     assert sessions.backend.waiting == 1
-    for server in houses["two"].servers:
-        server.fault = None
+    until(lambda: sum(len(server.requests) for server in servers) == asked + 2)
+    houses["two"].fail(None)
     sessions.backend.end_session(1)
     sessions.backend.end_session(2)
     assert isinstance(sessions.wait(3), Verdict)
@@ -254,9 +250,8 @@ def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, text: Mode
     assert sorted(sessions.answers) == [3]
 
 
-def test_a_device_keeps_its_server(sessions: Sessions, text: Model) -> None:
+def test_a_device_keeps_its_server(sessions: Sessions, prompt: Ids) -> None:
     """Its next reply begins with the last one's text, which that server has in its cache."""
-    prompt = text.plain_prompt("Where is the mug?")
     pool = sessions.backend.pool
     for session, device in enumerate(("phone", "laptop", "phone", "laptop")):
         sessions.ask(session, prompt, tenant=Tenant(device))
@@ -265,11 +260,11 @@ def test_a_device_keeps_its_server(sessions: Sessions, text: Model) -> None:
     assert [server.figures["answers"] for server in pool.servers] == [2, 2]
 
 
-def test_a_cache_is_shared_within_a_device_alone(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
+def test_a_cache_is_shared_within_a_device_alone(sessions: Sessions, prompt: Ids, houses: dict[str, House]) -> None:
     asked = [server.requests for server in houses["two"].servers]
     before = [len(requests) for requests in asked]
     for session, salt in enumerate(("phone", "phone", "laptop", "")):
-        sessions.ask(session, text.plain_prompt("Where is the mug?"), tenant=Tenant(salt, salt))
+        sessions.ask(session, prompt, tenant=Tenant(salt, salt))
         sessions.wait(session)
     salts = [
         body.get("cache_salt", "")
@@ -280,20 +275,17 @@ def test_a_cache_is_shared_within_a_device_alone(sessions: Sessions, text: Model
     assert not {"phone", "laptop"} & set(salts)
 
 
-def test_a_full_server_says_when_there_is_room(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
-    for server in houses["two"].servers:
-        server.fault = Fault.BUSY
-    sessions.ask(1, text.plain_prompt("Where is the mug?"))
+def test_a_full_server_says_when_there_is_room(sessions: Sessions, prompt: Ids, houses: dict[str, House]) -> None:
+    houses["two"].fail(Fault.BUSY)
+    sessions.ask(1, prompt)
     answer = sessions.wait(1)
     assert isinstance(answer, VerifierBusy)
     assert 0.0 < answer.seconds <= 1.25
 
 
-def test_a_refused_request_says_nothing_of_servers(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
+def test_a_refused_request_says_nothing_of_servers(sessions: Sessions, prompt: Ids, houses: dict[str, House]) -> None:
     """It is this request alone that they do not answer: another device's is not pushed back."""
-    prompt = text.plain_prompt("Where is the mug?")
-    for server in houses["two"].servers:
-        server.fault = Fault.REFUSED
+    houses["two"].fail(Fault.REFUSED)
     sessions.ask(1, prompt)
     answer = sessions.wait(1)
     assert isinstance(answer, VerifierLost)
@@ -305,13 +297,12 @@ def test_a_refused_request_says_nothing_of_servers(sessions: Sessions, text: Mod
     assert isinstance(sessions.wait(2), Verdict)
 
 
-def test_a_stalling_server_is_replaced(text: Model, houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
+def test_a_stalling_server_is_replaced(prompt: Ids, houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
     house = houses["two"]
     hasty = UpstreamOptions(least=0.2, retry=0.01, retry_most=0.02)
     (model,) = open_models(f32_pair[0], house.servers, hasty)
     backend = GatewayBackend(model)
     sessions = Sessions(backend)
-    prompt = text.plain_prompt("Where is the mug?")
     for session in (1, 2):  # how long they take is known then
         sessions.ask(session, prompt)
         sessions.wait(session)
@@ -327,10 +318,8 @@ def test_a_stalling_server_is_replaced(text: Model, houses: dict[str, House], f3
     model.close()
 
 
-def test_a_gateway_that_ends_says_so(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:
-    prompt = text.plain_prompt("Where is the mug?")
-    for server in houses["two"].servers:
-        server.fault = Fault.STALLED
+def test_a_gateway_that_ends_says_so(sessions: Sessions, prompt: Ids, houses: dict[str, House]) -> None:
+    houses["two"].fail(Fault.STALLED)
     for session in (1, 2, 3):
         sessions.ask(session, prompt)
     sessions.backend.close()

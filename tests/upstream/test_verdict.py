@@ -52,10 +52,6 @@ def request(text: list[int], draft: list[int], sampling: Sampling) -> RowRequest
     return RowRequest(ids(*text), ids(*draft), sampling, top=sampling.top_k)
 
 
-def reply(tier: Tier, rows: list[Row]) -> RowReply:
-    return RowReply(tier, tuple(rows))
-
-
 def drafted(text: list[int], n: int, sampling: Sampling, number: int) -> Chunk:
     """A draft that the draft model draws."""
     now = list(text)
@@ -85,7 +81,7 @@ def written(tier: Tier, sampling: Sampling, number: int, server: np.random.Gener
             for _ in prefixes:
                 now.append(drawn_by(server, shares(now, seeded)))
                 rows.append(Row(now[-1]))
-        found = verdict(request(text, draft, seeded), reply(tier, rows), SIZE)
+        found = verdict(request(text, draft, seeded), RowReply(tier, tuple(rows)), SIZE)
         text += [*draft[: found.accepted], *found.tokens.tolist()]
     return tuple(text[:LENGTH])
 
@@ -134,7 +130,7 @@ def test_the_servers_own_tokens_are_compared_with_the_draft(
     tier: Tier, own: list[int], draft: list[int], accepted: int, tokens: list[int]
 ) -> None:
     found = verdict(
-        request([0], draft, GREEDY), reply(tier, [Row(token) for token in own]), SIZE, is_eog=lambda token: token == 2
+        request([0], draft, GREEDY), RowReply(tier, tuple(map(Row, own))), SIZE, is_eog=lambda token: token == 2
     )
     assert (found.accepted, found.tokens.tolist()) == (accepted, tokens)
     assert found.passes == (len(own) if tier is Tier.CONTINUE else 1)
@@ -158,11 +154,11 @@ def test_the_servers_own_tokens_are_compared_with_the_draft(
 )
 def test_rows_that_cannot_be_are_refused(rows: list[Row]) -> None:
     with pytest.raises(RowsUnusable):
-        verdict(request([0], [1, 1], GREEDY), reply(Tier.SCORE, rows), SIZE)
+        verdict(request([0], [1, 1], GREEDY), RowReply(Tier.SCORE, tuple(rows)), SIZE)
 
 
 def test_too_few_likeliest_tokens_are_not_drawn_from() -> None:
     sampling = Sampling(temperature=1.0, top_k=3)
     for rows in ([Row(1, top([0])[:2])], [Row(1)]):
         with pytest.raises(RowsUnusable):
-            verdict(request([0], [], sampling), reply(Tier.SCORE, rows), SIZE)
+            verdict(request([0], [], sampling), RowReply(Tier.SCORE, tuple(rows)), SIZE)
