@@ -1,7 +1,6 @@
 """`edgellm serve` as a process of its own: asked by `edgellm chat` and over HTTP, listed, stopped, logging."""
 
 import json
-import logging
 import os
 import re
 import signal
@@ -23,7 +22,6 @@ from hypothesis import strategies as st
 from edgellm.cli import http_serving
 from edgellm.cli.commands import running
 from edgellm.cli.commands.running import UNIT, unit_file
-from edgellm.cli.commands.serve import log_to_stderr
 from edgellm.cli.server_options import HTTPOptions
 from edgellm.engine import memory_fit
 from edgellm.engine.hardware import Hardware
@@ -35,6 +33,7 @@ from testkit.gguf.random_model import SHAPES, write
 from tests.cli.conftest import Edge, ids
 from tests.cli.serving import ROOT, Served, Start, start
 from tests.cli.test_mesh_run import worker
+from tests.programs import run_python
 
 __all__ = ["start", "worker"]
 
@@ -251,19 +250,16 @@ def test_requests_and_replies_are_logged_and_nothing_of_what_they_say(start: Sta
     assert not re.search(f"{SECRET}|{KEY}|wrong", log)
 
 
-def test_nobody_forges_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    root, own = logging.getLogger(), logging.getLogger("edgellm")
-    before = root.level, root.handlers[:], own.level, logging.root.manager.disable
-    try:
-        root.handlers = []
+def test_nobody_forges_a_line() -> None:
+    done = run_python(r"""
+        import logging
+        from edgellm.cli.commands.serve import log_to_stderr
         log_to_stderr("info")
         logging.getLogger("edgellm.test").warning("lost: %s", "a device\n2026-01-01 INFO edgellm: all is well\x1b[2J")
         logging.getLogger("edgellm.test").debug("not this")
         logging.getLogger("another").info("nor that")
-    finally:
-        root.level, root.handlers, own.level, _ = before
-        logging.disable(before[3])
-    (line,) = capsys.readouterr().err.splitlines()
+    """)
+    (line,) = done.stderr.splitlines()
     assert "\\n2026" in line
     assert "\x1b" not in line
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.http import catalogs, replies
+from edgellm.http import catalogs
 from edgellm.http.catalogs import ModelDefaults, ModelOpener, NamedModels, PairOpener
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
@@ -22,7 +22,7 @@ from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import list_models
 from testkit.gguf.random_model import SHAPES, write
-from tests.http.conftest import HOME, Answer, Ask, asker, configured, conversation, serving, written
+from tests.http.conftest import Answer, Ask, asker, configured, conversation, serving, written
 from tests.http.test_streaming import Scripted, waiting
 
 OTHER = "some/tiny:F32"
@@ -214,40 +214,3 @@ def test_a_default_pair_makes_room_and_comes_back(ask_many: Ask, cache: Path, mo
         assert status["model"] == "edgellm-verifier"
         assert ask_many("GET", "/health").status == 200
     assert text_of(chat(ask_many, None)) == text
-
-
-class Slow(PairOpener):
-    """Opens the bundled pair when it may."""
-
-    def __init__(self, defaults: ModelDefaults) -> None:
-        super().__init__("slow", None, "edgellm-draft", defaults)
-        self.may_open = threading.Event()
-
-    def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-        while not self.may_open.wait(0.01) and not is_closing():
-            pass
-        return super().open(Counter(), is_closing)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_stream_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    monkeypatch.setattr(replies, "SIGN_OF_LIFE", 0.05)
-    hardware = Hardware(n_ctx=512, threads=1)
-    slow = Slow(ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append))
-    with HttpServer(HOME) as server, ThreadPoolExecutor(1) as thread:
-        server.open(PairOpener.open(slow, Counter(), bool), opener=slow)
-        ask = asker(server)
-        assert ask("POST", "/models/unload", {"model": "slow"}).json == {"model": "slow", "unloaded": True}
-        more = {"messages": [{"role": "user", "content": "mug " * 4000}]} if fails else {}
-        asked = thread.submit(chat, ask, "slow", stream=True, **more)
-        while ask("GET", "/status").json["loading"] != ["slow"]:
-            pass
-        threading.Event().wait(0.2)
-        slow.may_open.set()
-        answer = asked.result()
-    assert answer.status == 200
-    assert answer.body.startswith(b": waiting\n\n")
-    if fails:
-        assert answer.events[-1]["error"]["code"] == "context_length_exceeded"
-    else:
-        assert answer.body.endswith(b"data: [DONE]\n\n")

@@ -1,17 +1,15 @@
 """Clients that connect and then take their time: none of them keeps others out."""
 
-import asyncio
 import http.client
 import json
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, MutableMapping
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +20,7 @@ from edgellm.rpc.trust.identity import web_certificate
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Event
 from tests.http.conftest import HOME, asker, configured, conversation
-from tests.http.test_streaming import opened, said
+from tests.http.test_streaming import opened, said, waiting
 from tests.waiting import until
 
 SOON = 0.3
@@ -105,9 +103,9 @@ def test_a_stream_that_is_not_read_ends_its_reply(monkeypatch: pytest.MonkeyPatc
         assert cancelled.wait(120)
 
 
-def stream_request() -> bytes:
+def stream_request(head: str = "") -> bytes:
     body = json.dumps(conversation(stream=True)).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{head}"
     return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
 
 
@@ -116,20 +114,18 @@ def test_a_response_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     while a request is being served."""
     for name in LIMITS:
         monkeypatch.setattr(server_module, name, SOON)
-    with opened(lambda *_: (token for token in said(b"a"))) as server, connect(server) as client:
-        app = server._app._app
+    seconds = iter((0.0, 3 * SOON))
 
-        async def slow(scope: MutableMapping[str, Any], receive: object, send: object) -> None:
-            if scope["path"] == "/health":
-                await asyncio.sleep(3 * SOON)
-            await app(scope, receive, send)  # type: ignore[arg-type]
+    def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        time.sleep(next(seconds))
+        yield from said(b"a")
 
-        server._app._app = slow
-        client.sendall(stream_request() + HEAD + b"Connection: close\r\n\r\n")
+    with opened(script) as server, connect(server) as client:
+        client.sendall(stream_request() + stream_request("Connection: close\r\n"))
         answers = b""
         while data := client.recv(65536):
             answers += data
-        assert answers.count(b"HTTP/1.1 200 ") == 2
+        assert answers.count(b"[DONE]") == 2
 
 
 def test_a_handshake_that_is_not_begun_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,27 +164,22 @@ def _closed(client: socket.socket) -> bool:
 
 def test_requests_being_served_are_not_cut_off_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
-    with HttpServer(HOME) as server:
-        server.models.open_without_model("There is no model.")
-        app, go, being_served = server._app._app, threading.Event(), threading.Semaphore(0)
+    go, being_served = threading.Event(), threading.Semaphore(0)
 
-        async def wait(scope: object, receive: object, send: object) -> None:
-            being_served.release()
-            while not go.is_set():
-                await asyncio.sleep(0.01)
-            await app(scope, receive, send)  # type: ignore[arg-type]
+    def script(stats: Summary, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        being_served.release()
+        yield from waiting(go)(stats, stopped)
 
-        server._app._app = wait
-        with ThreadPoolExecutor() as threads:
-            served = [threads.submit(asker(server), "GET", "/health") for _ in range(2)]
-            for _ in served:
-                being_served.acquire()
-            with connect(server) as client:
-                assert _closed(client)
-            go.set()
-            assert [one.result().status for one in served] == [200, 200]
-        server._app._app = app
-        assert asker(server)("GET", "/health").status == 200
+    with opened(script, replies=2) as server, ThreadPoolExecutor() as threads:
+        ask = asker(server)
+        served = [threads.submit(ask, "POST", "/v1/chat/completions", conversation()) for _ in range(2)]
+        for _ in served:
+            assert being_served.acquire(timeout=60)
+        with connect(server) as client:
+            assert _closed(client)
+        go.set()
+        assert [one.result().status for one in served] == [200, 200]
+        assert ask("GET", "/health").status == 200
 
 
 def test_closed_connections_leave_nothing_behind(impatient: HttpServer) -> None:

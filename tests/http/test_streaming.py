@@ -8,13 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, cast
 
 import pytest
 
 from edgellm.engine import Message
 from edgellm.errors import Stopped, VerifierLost
+from edgellm.http import replies
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
@@ -151,6 +152,25 @@ def test_the_progress_of_a_long_prompt_is_streamed_to_who_asks(own: LLM) -> None
                 read = timings["cache_n"] + timings["prompt_n"]  # a draft model reads the verifier's first words, too
                 assert one["total"] == read or one["model"] == own.draft_name
             assert {one["model"] for one in progress} <= {own.draft_name, own.verifier_name}  # a quick one says nothing
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stream_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """Whether it waits for a model, for other replies or for its first token."""
+    monkeypatch.setattr(replies, "SIGN_OF_LIFE", 0.05)
+    go = threading.Event()
+
+    def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        assert go.wait(60)
+        if fails:
+            raise VerifierLost("The verifier is gone.", "Start it again.")
+        yield from said(b"done")
+
+    with opened(script) as server, closing(begun(server, conversation(stream=True))) as connection:
+        answer = connection.getresponse()
+        assert (answer.status, answer.read(11)) == (200, b": waiting\n\n")
+        go.set()
+        assert answer.read().endswith(b'"code":"verifier_lost"}}\n\n' if fails else b"data: [DONE]\n\n")
 
 
 def test_details_of_unexpected_errors_are_reported_by_the_server_alone() -> None:
