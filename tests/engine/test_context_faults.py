@@ -88,17 +88,6 @@ def test_a_stop_is_heard_in_a_graph_and_changes_nothing(exact_model: Model, monk
         assert difference(logits, one_by_one(exact_model, ids)[30:]) < CLOSE
 
 
-def test_the_stop_is_asked_before_each_batch(exact_model: Model) -> None:
-    ids, answers = some_ids(40), iter([False, False, True])
-    with Context(exact_model, ContextSpec(n_ctx=64, n_batch=16, threads=1)) as context:
-        context.set_cancel(lambda: next(answers))
-        with pytest.raises(Stopped):
-            context.decode(ids)
-        assert context.length() == 0
-        context.set_cancel(Stop())
-        assert difference(context.decode(ids, outputs=10), one_by_one(exact_model, ids)[30:]) < CLOSE
-
-
 def test_progress_is_reported_before_and_after_each_batch(exact_model: Model) -> None:
     ids, reports = some_ids(40), list[tuple[int, int, int]]()
     with Context(exact_model, ContextSpec(n_ctx=64, n_batch=16, threads=1)) as context:

@@ -30,9 +30,11 @@ def guarded(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Children:
-    """Counts the child processes, and can have them know nothing of what kills; so they die of it."""
+    """The guard at work, whose child processes are counted, and can run another program than the trial. Verdicts are
+    in `folder`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
         self.started, self.popen = 0, subprocess.Popen
         self.program: str | None = None  # what they run in place of the trial
         self.then: Callable[[subprocess.Popen[bytes]], None] = lambda _child: None
@@ -60,8 +62,8 @@ reader.tensor_flaw = lambda tensor: ""
 
 
 @pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> Children:
-    return Children(monkeypatch)
+def children(guarded: Path, monkeypatch: pytest.MonkeyPatch) -> Children:
+    return Children(guarded, monkeypatch)
 
 
 @pytest.fixture
@@ -75,14 +77,14 @@ def killer(tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch) 
     return path
 
 
-def test_what_ends_a_child_is_refused_for_good_with_its_words(guarded: Path, children: Children, killer: Path) -> None:
+def test_what_ends_a_child_is_refused_for_good_with_its_words(children: Children, killer: Path) -> None:
     for _ in range(2):
         with pytest.raises(
             ModelUnsupported, match=r"ends the process that loads it: SIG[A-Z]+.*; .*binary_op.*F16|SIG"
         ):
             Model.load(killer)
     assert children.started == 1
-    assert len(list(guarded.iterdir())) == 1
+    assert len(list(children.folder.iterdir())) == 1
     killer.write_bytes(killer.with_name("sound.gguf").read_bytes())
     Model.load(killer).close()  # it has changed
 
@@ -107,9 +109,7 @@ def test_a_model_whose_speculator_ends_the_child_is_used_without_it(
     assert tried == [kind, ""]
 
 
-def test_a_head_is_tried_with_its_verifier(
-    guarded: Path, children: Children, architectures: Architectures, heads: Heads
-) -> None:
+def test_a_head_is_tried_with_its_verifier(children: Children, architectures: Architectures, heads: Heads) -> None:
     head = ModelFile.open(heads("llama", own=True))
     for _ in range(2):
         with Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head)) as model:
@@ -125,7 +125,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("recorded")
 def test_a_model_is_not_tested_whose_architecture_is_on_record(
-    guarded: Path, children: Children, architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+    children: Children, architectures: Architectures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children.program = UNTESTED
     Model.load(architectures("qwen3")).close()
@@ -154,9 +154,7 @@ def told(path: Path) -> str:
     return path.with_suffix(".hardware").read_text(encoding="utf-8")
 
 
-def test_a_trial_computes_as_the_model_will(
-    guarded: Path, children: Children, architectures: Architectures, tmp_path: Path
-) -> None:
+def test_a_trial_computes_as_the_model_will(children: Children, architectures: Architectures, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(architectures("qwen3").read_bytes())
     children.program = RECORDING
@@ -233,9 +231,7 @@ def test_the_record_does_not_hold_beside_a_card(architectures: Architectures) ->
     assert has_the_self_test(ModelFile.open(architectures("qwen3")), ON_PROCESSOR)
 
 
-def test_a_sound_file_is_tried_once_wherever_it_lies(
-    guarded: Path, children: Children, tiny_path: Path, tmp_path: Path
-) -> None:
+def test_a_sound_file_is_tried_once_wherever_it_lies(children: Children, tiny_path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(tiny_path.read_bytes())
     shares: list[float] = []
@@ -243,12 +239,12 @@ def test_a_sound_file_is_tried_once_wherever_it_lies(
         Model.load(path, progress=shares.append).close()
     assert children.started == 1
     assert shares[-1] == 1
-    kept = json.loads(next(guarded.iterdir()).read_text(encoding="utf-8"))
+    kept = json.loads(next(children.folder.iterdir()).read_text(encoding="utf-8"))
     assert kept == {"fatal": "", "faults": []}
 
 
 def test_the_bundled_pair_is_trusted_under_its_own_name_alone(
-    guarded: Path, children: Children, draft_path: Path, tmp_path: Path
+    children: Children, draft_path: Path, tmp_path: Path
 ) -> None:
     Model.load(draft_path).close()
     assert children.started == 0
@@ -258,7 +254,7 @@ def test_the_bundled_pair_is_trusted_under_its_own_name_alone(
     assert children.started == 1
 
 
-def test_the_vocabulary_alone_is_tried_without_the_weights(guarded: Path, children: Children, tiny_path: Path) -> None:
+def test_the_vocabulary_alone_is_tried_without_the_weights(children: Children, tiny_path: Path) -> None:
     for text_only in (True, True, False):
         Model.load(tiny_path, LoadSpec(text_only=text_only)).close()
     assert children.started == 2
@@ -295,7 +291,7 @@ UNTESTED = RAISES.replace("child.Context", "child.self_test")
     ids=["ended by somebody", "while it starts", "in the trial"],
 )  # fmt: skip
 def test_the_end_of_a_child_or_an_error_of_python_says_nothing_of_the_file(
-    guarded: Path, children: Children, tiny_path: Path, program: str | None, says: str
+    children: Children, tiny_path: Path, program: str | None, says: str
 ) -> None:
     """As while edgellm is installed once more."""
     children.program, goes_on = program, children.then
@@ -308,7 +304,7 @@ def test_the_end_of_a_child_or_an_error_of_python_says_nothing_of_the_file(
     assert children.started == 2
 
 
-def test_a_file_taking_more_memory_than_granted_is_refused(guarded: Path, children: Children, tiny_path: Path) -> None:
+def test_a_file_taking_more_memory_than_granted_is_refused(children: Children, tiny_path: Path) -> None:
     children.program = OUT_OF_MEMORY
     for _ in range(2):
         with pytest.raises(ModelUnsupported, match="it exceeds its memory limit"):
@@ -316,7 +312,7 @@ def test_a_file_taking_more_memory_than_granted_is_refused(guarded: Path, childr
     assert children.started == 1
 
 
-def test_what_stops_the_loading_stops_the_child(guarded: Path, children: Children, tiny_path: Path) -> None:
+def test_what_stops_the_loading_stops_the_child(children: Children, tiny_path: Path) -> None:
     there: list[subprocess.Popen[bytes]] = []
     children.then = there.append
 
@@ -329,10 +325,10 @@ def test_what_stops_the_loading_stops_the_child(guarded: Path, children: Childre
 
 
 @pytest.mark.parametrize("damage", ["[]", '{"fatal": 7}'])
-def test_a_damaged_verdict_is_made_again(guarded: Path, children: Children, tiny_path: Path, damage: str) -> None:
+def test_a_damaged_verdict_is_made_again(children: Children, tiny_path: Path, damage: str) -> None:
     for _ in range(2):
         Model.load(tiny_path).close()
-        next(guarded.iterdir()).write_text(damage, encoding="utf-8")
+        next(children.folder.iterdir()).write_text(damage, encoding="utf-8")
     assert children.started == 2
 
 

@@ -204,19 +204,6 @@ def test_there_is_no_such_token(draft_model: Model, token: int) -> None:
         draft_model.piece(token)
 
 
-def test_progress_is_told_and_may_stop_the_loading(draft_path: Path) -> None:
-    shares: list[float] = []
-    Model.load(draft_path, progress=shares.append).close()
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-
-    def stop(_: float) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Model.load(draft_path, progress=stop)
-
-
 def test_llama_cpps_reason_is_told_and_nothing_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "odd.gguf"
     path.write_bytes(file([string(b"general.architecture", b"klingon")]))

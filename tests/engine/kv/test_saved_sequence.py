@@ -37,6 +37,13 @@ class OneFile:
             assert abs(self.path.stat().st_size - size) <= 64 + 4 * len(ids)
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneFile:
+    """An empty prompt cache, which is asked for 64 ids or more."""
+    monkeypatch.setattr(sequences, "LEAST", 64)
+    return OneFile(tmp_path / "sequence")
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_it_goes_on_in_another_context(architectures: Architectures, name: str, tmp_path: Path) -> None:
     rng = random.Random(name)
@@ -73,11 +80,10 @@ def test_one_of_another_kind_of_context_is_refused(architectures: Architectures,
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "lfm2"])
 def test_a_context_restores_the_beginning_of_what_it_is_asked_for(
-    architectures: Architectures, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architectures: Architectures, name: str, cache: OneFile
 ) -> None:
-    monkeypatch.setattr(sequences, "LEAST", 64)
     rng = random.Random(name)
-    cache, text = OneFile(tmp_path / "sequence"), ids(rng, 100)
+    text = ids(rng, 100)
     with Model.load(architectures(name), faults=()) as model:
         with opened(model, cache) as context:
             context.decode(text[context.sync(text) :])
@@ -97,11 +103,10 @@ def test_a_context_restores_the_beginning_of_what_it_is_asked_for(
 
 @pytest.mark.parametrize(("name", "kept"), [("qwen3", 1), ("gemma3", 0)])
 def test_a_reproducible_context_keeps_no_window(
-    architectures: Architectures, name: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architectures: Architectures, name: str, kept: int, cache: OneFile
 ) -> None:
     """Its cells would come back in other places, where sums round otherwise."""
-    monkeypatch.setattr(sequences, "LEAST", 64)
-    cache, text = OneFile(tmp_path / "sequence"), ids(random.Random(name), 100)
+    text = ids(random.Random(name), 100)
     spec = ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1, reproducible=True)
     with Model.load(architectures(name), faults=()) as model, Context(model, spec, prompt_cache=cache) as context:
         context.decode(text[context.sync(text) :])
@@ -110,10 +115,9 @@ def test_a_reproducible_context_keeps_no_window(
 
 @pytest.mark.parametrize("name", ["lfm2", "mamba2"])
 def test_of_a_state_that_cannot_be_rolled_back_at_once_the_last_checkpoint_is_kept(
-    architectures: Architectures, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architectures: Architectures, name: str, cache: OneFile
 ) -> None:
-    monkeypatch.setattr(sequences, "LEAST", 64)
-    cache, text = OneFile(tmp_path / "sequence"), ids(random.Random(name), 100)
+    text = ids(random.Random(name), 100)
     with Model.load(architectures(name), faults=()) as model:
         with opened(model, cache) as context:
             context.decode(text[context.sync(text) :])
@@ -124,12 +128,9 @@ def test_of_a_state_that_cannot_be_rolled_back_at_once_the_last_checkpoint_is_ke
             assert off(model, context, context.decode(text[:9])) < NEAR
 
 
-def test_what_was_taken_back_is_not_kept(
-    architectures: Architectures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sequences, "LEAST", 64)
+def test_what_was_taken_back_is_not_kept(architectures: Architectures, cache: OneFile) -> None:
     rng = random.Random(0)
-    cache, text = OneFile(tmp_path / "sequence"), ids(rng, 100)
+    text = ids(rng, 100)
     with Model.load(architectures("qwen3"), faults=()) as model:
         with opened(model, cache) as context:
             context.decode(text[context.sync(text) :])
