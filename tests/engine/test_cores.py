@@ -5,10 +5,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pytest
@@ -50,8 +49,8 @@ def calm() -> Crowding:
 class Other:
     """Another process that computes when it is told to."""
 
-    def __init__(self, file: Path) -> None:
-        words = [sys.executable, "-c", OTHER, str(file)]
+    def __init__(self, shared: SharedCores) -> None:
+        words = [sys.executable, "-c", OTHER, str(shared.file)]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer("entered")
 
@@ -64,15 +63,12 @@ class Other:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == expected + "\n"
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def other(shared: SharedCores) -> Iterator[Other]:
-    started = Other(shared.file)
-    try:
-        yield started
-    finally:
-        started.process.kill()
-        started.process.communicate()
+    def __exit__(self, *_raised: object) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 def share_of(computation: Computation, threads: int = CORES) -> int:
@@ -95,7 +91,7 @@ def test_a_share_is_what_is_wanted_or_as_much_as_others_have() -> None:
 
 def test_another_process_that_computes_takes_its_share_unless_elsewhere_stopped_or_killed(shared: SharedCores) -> None:
     mine, apart = (Computation(one, calm()) for one in (shared, replace(shared, processors=frozenset({10**6}))))
-    with other(shared) as chat:
+    with Other(shared) as chat:
         assert share_of(mine) == CORES  # it has computed nothing
         chat.do("begin")
         assert share_of(mine) == CORES // 2
@@ -168,7 +164,7 @@ def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
     ids = (np.arange(32) % 400 + 300).astype(np.int32)
     mine = Computation(shared, calm())
     monkeypatch.setattr(cores, "computation", mine.of)
-    with other(shared) as chat, Context(verifier_model, ContextSpec(n_ctx=64, threads=2, exact=True)) as context:
+    with Other(shared) as chat, Context(verifier_model, ContextSpec(n_ctx=64, threads=2, exact=True)) as context:
         alone = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
         assert context.native.threads_used == context.native.threads == 2
         context.clear()

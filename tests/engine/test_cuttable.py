@@ -4,12 +4,10 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
-import gguf
 import numpy as np
 import pytest
 
@@ -29,13 +27,12 @@ from edgellm.engine import (
 from edgellm.engine.gguf import cuttable, writer
 from edgellm.engine.gguf.cuttable import RULES, CutRule, check_cuttable, cut_points, exit_cuts, largest_part
 from edgellm.engine.gguf.header import TENSOR_TYPES
-from edgellm.engine.gguf.reader import raw_entries
-from edgellm.engine.gguf.writer import token_count
+from edgellm.engine.gguf.writer import requantise, token_count
 from edgellm.engine.vocabulary import tokenizer_hash
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit import ROOT
 from testkit.gguf.architectures import ARCHITECTURES, SHAPES_TO_CUT, WINDOW
-from testkit.gguf.changed import copy, with_entries
+from testkit.gguf.changed import with_entries
 from testkit.gguf.random_model import Shape, write
 from testkit.gguf.reader import read_gguf
 from tests.conftest import Architectures
@@ -50,7 +47,9 @@ CHANGED = 40  # positions that are kept before other ids follow
 class ShardChain:
     """Blocks of the layers that begin at `starts`, with the face of a context. Shards are cut into `folder` once."""
 
-    def __init__(self, whole: Path, folder: Path, starts: Sequence[int]) -> None:
+    def __init__(
+        self, whole: Path, folder: Path, starts: Sequence[int], spec: ContextSpec = ContextSpec(n_ctx=128, threads=1)
+    ) -> None:
         self._closing, self._blocks, self._length = ExitStack(), list[Block](), 0
         n_layer = check_cuttable(check_gguf(whole))
         for first, end in pairwise([*starts, n_layer]):
@@ -59,7 +58,7 @@ class ShardChain:
                 cut(whole, path, first, end - 1, head=end == n_layer)
             model = self._closing.enter_context(Model.load(path, faults=()))
             assert model.n_layer == end - first
-            self._blocks.append(Block(model, ContextSpec(n_ctx=128, threads=1), head=end == n_layer))
+            self._blocks.append(Block(model, spec, head=end == n_layer))
             self._closing.callback(self._blocks[-1].close)
 
     def decode(self, ids: Ids, outputs: int = 1) -> Floats:
@@ -139,31 +138,8 @@ def test_the_guide_lists_them() -> None:
     assert re.split(r"[,\s]+", found[1].strip()) == sorted(RULES)
 
 
-def changed(source: Path, path: Path, **values: int) -> Path:
-    """Return a copy of a model, with other numbers in its metadata."""
-    arch = check_gguf(source).architecture
-    return with_entries(source, path, {f"{arch}.{k}": writer.entry(f"{arch}.{k}", v) for k, v in values.items()})
-
-
-def quantised(source: Path, path: Path) -> Path:
-    """Return a copy of a model whose embedding and head have 8 bits."""
-    header = check_gguf(source)
-    data = {t.name: t.data for t in read_gguf(source).tensors}
-    kind = gguf.GGMLQuantizationType.Q8_0
-    with source.open("rb") as file:
-        tensors = []
-        for t in header.tensors:
-            new = copy(file, t)
-            if t.name in ("token_embd.weight", "output.weight"):
-                raw = gguf.quantize(data[t.name], kind).tobytes()
-                new = writer.NewTensor(t.name, t.shape, int(kind), len(raw), partial(iter, [raw]))
-            tensors.append(new)
-        writer.write(path, writer.portions(header, raw_entries([file], header).values(), tensors))
-    return path
-
-
 def test_where_both_must_be_embedding_or_head_is_blank_and_small(architectures: Architectures, tmp_path: Path) -> None:
-    path = quantised(architectures("gpt-oss"), tmp_path / "whole.gguf")
+    requantise(architectures("gpt-oss"), path := tmp_path / "whole.gguf", "Q8_0", name="whole")
     assert WholeModel(path).largest_difference(tmp_path, (0, 1, 2)) < ROUNDED
     found = {
         (part, t.name): (TENSOR_TYPES[t.kind][0], t.shape[1])
@@ -180,7 +156,8 @@ def test_where_both_must_be_embedding_or_head_is_blank_and_small(architectures: 
 
 
 def test_layers_that_predict_further_tokens_are_left_out(architectures: Architectures, tmp_path: Path) -> None:
-    path = changed(architectures("glm4moe of 5 layers"), tmp_path / "whole.gguf", nextn_predict_layers=1)
+    key = "glm4moe.nextn_predict_layers"
+    path = with_entries(architectures("glm4moe of 5 layers"), tmp_path / "whole.gguf", {key: writer.entry(key, 1)})
     whole = WholeModel(path)
     assert check_cuttable(whole.header) == 4
     assert whole.largest_difference(tmp_path, (0, 1, 3)) < SAME

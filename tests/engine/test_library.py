@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Runs a program, before whose packages come those in `tmp_path`."""
-
-    def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return run_python(code, without=[VARIABLE], PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))), **variables)
-
-    return run
+    return partial(run_python, without=[VARIABLE], PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))))
 
 
 @pytest.fixture

@@ -2,9 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +25,12 @@ N_CTX = 2_048
 _BUFFER = re.compile(r"(?:KV|RS|compute|output|state) buffer size = +([\d.]+) MiB")
 
 
-def opened(model: Model) -> list[Context]:
-    return [Context(model, ContextSpec(n_ctx=N_CTX, n_seq=2, threads=1, rolls_back=True))]
+def contexts(n_ctx: int = N_CTX, **options: Any) -> Callable[[Model], list[Context]]:
+    """Return what opens a context of a model."""
+    return lambda model: [Context(model, ContextSpec(n_ctx=n_ctx, **options))]
+
+
+opened = contexts(n_seq=2, threads=1, rolls_back=True)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -46,14 +51,11 @@ def test_the_reckoning_is_what_llama_cpp_takes(architectures: Architectures, nam
 @pytest.mark.parametrize("own", [True, False])
 def test_a_head_counts_with_its_verifier(architectures: Architectures, heads: Heads, own: bool) -> None:
     file, head = ModelFile.open(architectures("llama")), ModelFile.open(heads("llama", own=own))
-
-    def contexts(model: Model) -> list[Context]:
-        return [Context(model, ContextSpec(n_ctx=N_CTX, n_seq=2, threads=1, unified=False, speculates=True))]
-
-    alone, both = (reckon(file, Hardware(), contexts, eagle3, reserved=True) for eagle3 in (None, head))
+    drafting = contexts(n_seq=2, threads=1, unified=False, speculates=True)
+    alone, both = (reckon(file, Hardware(), drafting, eagle3, reserved=True) for eagle3 in (None, head))
     assert both.weights["CPU"] - alone.weights["CPU"] == head.header.weight_bytes
     with native.log.listen() as lines, Model.load(file, LoadSpec(speculates=True, eagle3=head), faults=()) as model:
-        for context in contexts(model):
+        for context in drafting(model):
             context.close()
     taken = sum(float(found[1]) for line in lines for found in _BUFFER.finditer(line)) * 2**20
     assert both.caches["CPU"] + both.compute["CPU"] == pytest.approx(taken, rel=0.1, abs=0.1 * 2**20)
@@ -73,12 +75,9 @@ def test_no_checkpoints_take_more_than_was_reckoned(
     architectures: Architectures, name: str, n_seq: int, unified: bool
 ) -> None:
     file = ModelFile.open(architectures(name))
-
-    def contexts(model: Model) -> list[Context]:
-        return [Context(model, ContextSpec(n_ctx=512, n_seq=n_seq, n_batch=64, threads=1, unified=unified))]
-
-    most = reckon(file, Hardware(), contexts).checkpoints
-    with Model.load(file, faults=()) as model, contexts(model)[0] as context:
+    several = contexts(512, n_seq=n_seq, n_batch=64, threads=1, unified=unified)
+    most = reckon(file, Hardware(), several).checkpoints
+    with Model.load(file, faults=()) as model, several(model)[0] as context:
         for seq in range(n_seq):
             text = np.arange(200, dtype=np.int32) % 2_000 + 300 + seq
             for _ in range(4):  # a prompt of several batches, a draft of single tokens, and another end
@@ -94,14 +93,8 @@ def test_no_checkpoints_take_more_than_was_reckoned(
 
 def fitting(file: ModelFile, sessions: int, n_ctx: int) -> int:
     """Return the bytes that a verifier of that many sessions takes."""
-
-    def contexts(model: Model) -> list[Context]:
-        unified = sessions == 1
-        return [
-            Context(model, ContextSpec(n_ctx=n_ctx, n_seq=sessions, unified=unified, rolls_back=True, speculates=True))
-        ]
-
-    return reckon(file, Hardware(n_ctx=n_ctx), contexts).on("CPU")
+    serving = contexts(n_ctx, n_seq=sessions, unified=sessions == 1, rolls_back=True, speculates=True)
+    return reckon(file, Hardware(n_ctx=n_ctx), serving).on("CPU")
 
 
 @pytest.mark.parametrize("name", ["qwen35", "gemma3", "llama"])

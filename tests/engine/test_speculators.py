@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,6 +24,7 @@ from edgellm.errors import ModelUnsupported, Stopped
 from testkit.gguf.architectures import WITH_MTP
 from testkit.gguf.reader import read_gguf
 from tests.conftest import Architectures, Heads
+from tests.engine.headers import file, string, u32
 from tests.engine.logits import CLOSE, difference, some_ids
 
 N = 48
@@ -230,13 +230,8 @@ def test_each_reason_against_it(architectures: Architectures, monkeypatch: pytes
 
 @pytest.mark.parametrize("architecture", ["eagle3", "dflash", "gemma4-assistant"])
 def test_a_drafter_for_another_model_is_refused_by_name_before_loading(tmp_path: Path, architecture: str) -> None:
-    path = tmp_path / "head.gguf"
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_uint32(f"{architecture}.block_count", 1)
-    writer.add_tensor("fc.weight", np.zeros((4, 4), dtype=np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
+    path, name = tmp_path / "head.gguf", architecture.encode()
+    path.write_bytes(file([string(b"general.architecture", name), u32(name + b".block_count", 1)]))
     kind = drafter_file(ModelFile.open(path).header)
     assert kind
     with pytest.raises(ModelUnsupported, match=re.escape(f"head.gguf is {kind}")):
@@ -251,10 +246,6 @@ def test_an_mtp_layer_in_a_file_of_its_own_is_no_model(architectures: Architectu
 
 
 # --- EAGLE-3 heads ----------------------------------------------------------------------------------------------------
-
-
-def opened_model(verifier: Path, head: Path) -> Model:
-    return Model.load(verifier, LoadSpec(speculates=True, eagle3=ModelFile.open(head)))
 
 
 def layer_inputs(model: Model, ids: Ids, layers: tuple[int, ...]) -> Floats:
@@ -318,7 +309,7 @@ def test_a_head_is_refused_before_loading_where_it_does_not_fit(
         check_eagle3(replace(head, header=changed(head.header, target_hidden_size=96)), verifier)
     monkeypatch.setattr(StateFunctions, "find", lambda: None)
     with pytest.raises(ModelUnsupported, match="does not export the functions"):
-        opened_model(architectures("llama"), head.path)
+        Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head))
 
 
 def test_tokens_a_head_must_not_draft_are_refused(architectures: Architectures, heads: Heads, tmp_path: Path) -> None:

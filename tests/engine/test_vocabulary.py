@@ -1,6 +1,7 @@
 """Vocabularies, tokenizers, and the loading of a model."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -105,18 +106,16 @@ ModelOf = Callable[[str], Model]
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelOf]:
     """The vocabulary of a small model with the named pre-tokenizer."""
-    folder, opened = tmp_path_factory.mktemp("pre"), []
+    folder = tmp_path_factory.mktemp("pre")
+    with ExitStack() as opened:
 
-    @cache
-    def load(pre: str) -> Model:
-        path = folder / f"{pre}.gguf"
-        write(path, SHAPE, "F32", pre_tokenizer=pre)
-        opened.append(Model.load(path, TEXT_ONLY))
-        return opened[-1]
+        @cache
+        def load(pre: str) -> Model:
+            path = folder / f"{pre}.gguf"
+            write(path, SHAPE, "F32", pre_tokenizer=pre)
+            return opened.enter_context(Model.load(path, TEXT_ONLY))
 
-    yield load
-    for model in opened:
-        model.close()
+        yield load
 
 
 TEXT = "I'LL don't 1234567 x=3; 中文，好。日本語 é 🙂 \u0301 <|im ...-\u00a0\r\n \t" + "".join(MARKS)

@@ -13,7 +13,7 @@ from edgellm.errors import EngineFailed
 from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
 from edgellm.verifier.engine import VerifierEngine
-from edgellm.verifier.scheduler import Answer, MissingPrefix, Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import Answer, Scheduler, SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 from tests.services.conftest import Alone
 from tests.waiting import until
@@ -163,16 +163,6 @@ def test_sessions_of_this_process_are_waited_for_after_an_answer(gate: Gate, exa
     answered(3, tenant=Tenant("far away"))
     assert not engine.more_come
     gate.close()
-
-
-def test_a_request_that_builds_on_an_evicted_cache_is_told_so(worker: VerifierWorker, prompt: Ids) -> None:
-    askers = [Asker(worker, i) for i in range(SLOTS + 1)]
-    for asker in askers:
-        asker.get(prompt)
-    askers[0].ask(prompt, position=len(prompt) - 1)
-    assert askers[0].answer() == MissingPrefix(0)
-    askers[-1].ask(prompt, position=len(prompt) + 1)
-    assert askers[-1].answer() == MissingPrefix(len(prompt))
 
 
 def test_what_a_waiting_request_builds_on_is_not_evicted(

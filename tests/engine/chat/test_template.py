@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -45,15 +46,8 @@ Open = Callable[[str], TemplateRenderer]
 @pytest.fixture
 def opened() -> Iterator[Open]:
     """Makes templates, and closes them."""
-    templates: list[TemplateRenderer] = []
-
-    def make(source: str) -> TemplateRenderer:
-        templates.append(TemplateRenderer(source, "a model"))
-        return templates[-1]
-
-    yield make
-    for template in templates:
-        template.close()
+    with ExitStack() as stack:
+        yield lambda source: stack.enter_context(closing(TemplateRenderer(source, "a model")))
 
 
 def said(*contents: str) -> list[dict[str, str]]:

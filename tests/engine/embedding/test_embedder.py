@@ -54,12 +54,6 @@ def test_vectors_are_those_of_llama_cpp(embedder: Embedder) -> None:
         np.testing.assert_allclose(np.linalg.norm(vector), 1.0, rtol=1e-5)
 
 
-def test_a_text_depends_on_none_before_it(embedder: Embedder) -> None:
-    first = embedder.embed(embedder.ids(TEXTS[0]))
-    embedder.embed(embedder.ids(TEXTS[2]))
-    np.testing.assert_array_equal(embedder.embed(embedder.ids(TEXTS[0])), first)
-
-
 def test_texts_that_are_too_long_are_refused_or_cut(embedder: Embedder) -> None:
     long = "word " * embedder.positions
     with pytest.raises(PromptTooLong):

@@ -1,18 +1,19 @@
 """Reproducible contexts: logits do not depend on how ids were batched, to the bit."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, Context, ContextSpec, Floats, Ids, Model, SeqRows, cut
+from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows
 from edgellm.engine.context import padding_of
 from edgellm.engine.kv.row_padding import PADDINGS, Padding, agree
 from edgellm.errors import ModelUnsupported
 from edgellm.system import bundled_dirs
+from tests.engine.test_cuttable import ShardChain
 
 SPEC = ContextSpec(100, n_batch=64, threads=1, reproducible=True)
 
@@ -83,26 +84,16 @@ def test_logits_do_not_depend_on_other_sequences(quantised: Model, ids: Ids) -> 
 
 def test_layers_on_several_devices_compute_rows_alike(quantised: Model, ids: Ids, tmp_path: Path) -> None:
     """A block's rows do not depend on those beside them, and all blocks together give the whole model's logits."""
-    n, logits = quantised.n_layer, []
-    paths = tmp_path / "lower.gguf", tmp_path / "upper.gguf"
-    cut(quantised.path, paths[0], 0, n // 2 - 1, head=False)
-    cut(quantised.path, paths[1], n // 2, n - 1, head=True)
-    with Context(quantised, SPEC) as context, ExitStack() as opened:
+    starts, found = (0, quantised.n_layer // 2), []
+    with (
+        Context(quantised, SPEC) as context,
+        ShardChain(quantised.path, tmp_path, starts, replace(SPEC, n_seq=2)) as chain,
+    ):
         whole = context.decode(ids, outputs=3).copy()
-        models = [opened.enter_context(Model.load(path)) for path in paths]
-        spec = replace(SPEC, n_seq=2)
-        blocks = [Block(model, spec, head=model is models[1]) for model in models]
-        for block in blocks:
-            opened.callback(block.close)
         for pieces in ((64, 36), (50, 47, 1, 1, 1)):
-            start = 0
-            for piece in pieces:
-                rows: Ids | Floats = ids[start : start + piece]
-                outputs = min(piece, 3)
-                for block in blocks:
-                    rows = block.forward(rows, start=start, outputs=outputs)
-                start += piece
-                logits.append(rows[-1].copy())
-            assert len(rows) == outputs
-        assert np.array_equal(logits[1], logits[-1])
-        assert np.array_equal(whole[-1], logits[-1])
+            chain.rollback(0)
+            for piece, end in zip(pieces, accumulate(pieces), strict=True):
+                rows = chain.decode(ids[end - piece : end], outputs=min(piece, 3))
+            found.append(rows[-1].copy())
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(whole[-1], found[1])
