@@ -29,13 +29,6 @@ def test_shannon_and_path_loss_give_the_rates_of_table_1() -> None:
     assert found == [(1721, 1854), (1287, 1473), (1031, 1297), (914, 1180)]
 
 
-def test_utilisation_saturates() -> None:
-    device = costs.devices()[0]
-    assert device.utilisation(0) == 0.0
-    assert device.utilisation(1e9) == pytest.approx(0.4)
-    assert device.speed(2048) == pytest.approx(165e12 * 0.4 * (1 - np.exp(-5.1e-4 * 2048)))
-
-
 @pytest.mark.parametrize(("tokens", "caps"), [(256, (30, 15, 12, 12)), (8192, (30, 15, 11, 11))])
 def test_memory_holds_as_many_layers_as_equation_22_lets_it(tokens: int, caps: tuple[int, ...]) -> None:
     task = Home(costs.devices(), costs.model(), tokens).task()

@@ -1,6 +1,5 @@
 """The bundled pair with a small profile of its own, and a served verifier."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,22 +13,8 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import VerifierServer
 from testkit.retokenized import PAIRS, Change, write
 from tests.once import once
-from tests.spec.real import prompts
 
 Retokenized = Callable[[str], tuple[Path, Path]]
-PROFILED, ASKED = 1001, 2002  # seeds of the prompts that are profiled, and of others
-
-
-@pytest.fixture(scope="session")
-def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some of them as `edgellm profile` takes them."""
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = [
-        json.dumps({"messages": [{"role": m.role, "content": m.content} for m in messages]})
-        for messages in prompts(PROFILED)[::2]
-    ]
-    path.write_text("\n".join(rows), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from edgellm.llm.cost_curves import IdleWork, ModelCurve, estimated_curve, read_
 from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
 from edgellm.state import MONTH
 from edgellm.storage.fingerprint import FileHash, _PartHash
-from tests.llm.conftest import ASKED
 from tests.spec.real import prompts
 
 KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), (1e-6, 2e-6), True)
@@ -127,7 +126,7 @@ def test_first_replies_wait_for_no_hash_or_curve(f32_pair: tuple[Path, Path], mo
     monkeypatch.setattr(_PartHash, "compute", slow_hash)
     monkeypatch.setattr(HASHING, "QUICK_BYTES", 0)
     with LLM.open(*f32_pair, threads=1) as pair:
-        reply = pair.reply(prompts(ASKED)[0], max_tokens=24)
+        reply = pair.reply(prompts(2002)[0], max_tokens=24)
         before = [token.id for token in reply]
         assert not measured.is_set()
         assert not hashed.is_set()
@@ -135,7 +134,7 @@ def test_first_replies_wait_for_no_hash_or_curve(f32_pair: tuple[Path, Path], mo
         assert measured.wait(WAIT)
         assert hashed.is_set()
         pair.curve()
-        assert [token.id for token in pair.reply(prompts(ASKED)[0], max_tokens=24)] == before
+        assert [token.id for token in pair.reply(prompts(2002)[0], max_tokens=24)] == before
 
 
 def test_work_stops_when_a_reply_begins_and_goes_on_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,10 @@ async def test_a_device_of_another_version_says_who_is_to_update(me: Trust, desk
         assert "this device" in one.next_step
 
 
-def test_a_device_that_is_on_and_serves_nothing(me: Trust, desk: Trust) -> None:
+def test_a_device_without_an_address_and_one_that_is_on_and_serves_nothing(me: Trust, desk: Trust) -> None:
+    (one,) = peers_of(me)
+    assert one.state == "problem"
+    assert "No address of desk is known" in one.what
     me.peers.record_seen(desk.identity.id, Address("127.0.0.1", 1))
     (one,) = peers_of(me)
     assert "desk is on, but nothing listens at 127.0.0.1:1" in one.what
@@ -212,12 +215,6 @@ def test_a_device_that_is_on_and_serves_nothing(me: Trust, desk: Trust) -> None:
     (one,) = peers_of(me, hint(desk, Address("127.0.0.1", 1)))
     assert (one.topic, one.state) == ("firewall", "problem")
     assert "refuses" in one.what
-
-
-def test_a_device_of_which_there_is_no_sign(me: Trust, desk: Trust) -> None:
-    (one,) = peers_of(me)
-    assert one.state == "problem"
-    assert "No address of desk is known" in one.what
 
 
 @pytest.fixture

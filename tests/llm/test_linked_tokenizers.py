@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,7 @@ def test_replies_are_the_verifiers_own_greedy_and_sampled(name: str, retokenized
 
 
 @pytest.mark.parametrize("name", ["other ids", "other merges", AS_TEXT, "a SentencePiece draft"])
-def test_other_and_broken_characters_do_no_harm(name: str, retokenized: Callable[[str], tuple[Path, Path]]) -> None:
+def test_other_and_broken_characters_do_no_harm(name: str, retokenized: Retokenized) -> None:
     draft, verifier = retokenized(name)
     text = "Grüße 你好 🦙\n\n  <|im_end|> [/begin|>\tend "
     with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
@@ -203,7 +203,7 @@ def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(retokenize
 
 
 @pytest.mark.parametrize("name", ["other ids", "other merges", "a SentencePiece draft"])
-def test_a_texts_middle_is_cut_without_losing_bytes(name: str, retokenized: Callable[[str], tuple[Path, Path]]) -> None:
+def test_a_texts_middle_is_cut_without_losing_bytes(name: str, retokenized: Retokenized) -> None:
     with Model.load(retokenized(name)[0], TEXT_ONLY) as model:
         cutter = TextCutter(model)
         text = "so, Grüße an 你好 🦙\n\n  twice  ".encode()

@@ -14,7 +14,6 @@ from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.params import GATES
 from edgellm.spec.types import Chunk, Decision, Notice, Round, Source, Verdict
 from edgellm.verifier.in_process import EXTRA_TOKENS
-from tests.llm.conftest import ASKED
 from tests.spec.real import case, ids, prompts, told
 
 BUDGETED = sorted(set(GATES) - {"always", "never"})
@@ -79,7 +78,7 @@ def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(li
 @pytest.mark.parametrize("gate", ["auto", "synera", "importance"])
 def test_gates_that_need_importance_work_with_guesses_ahead(linked: LLM, gate: str) -> None:
     decided = offloaded = hits = 0
-    for messages in prompts(ASKED):
+    for messages in prompts(2002):
         reply = linked.reply(messages, max_tokens=48, gate=gate, budget=0.4)
         sources = {token.source for token in reply}
         assert sources <= set(Source) - {Source.VERIFIER, Source.RETRIEVED}

@@ -1,6 +1,8 @@
 """Thoughts of real models: forced by a limit, or by a script, as no small model was trained to think."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -42,38 +44,26 @@ def paths(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def open_pair(paths: dict[str, tuple[Path, Path]]) -> Iterator[OpenPair]:
-    opened: dict[str, LLM] = {}
-
-    def make(name: str) -> LLM:
-        if name not in opened:
-            opened[name] = LLM.open(*paths[name], threads=1)
-        return opened[name]
-
-    yield make
-    for pair in opened.values():
-        pair.close()
+    with ExitStack() as closing:
+        yield cache(lambda name: closing.enter_context(LLM.open(*paths[name], threads=1)))
 
 
 @pytest.fixture
 def script(paths: dict[str, tuple[Path, Path]]) -> Iterator[Script]:
     """Opens a verifier that writes a given text in reply to QUESTION."""
-    closing: list[Model | Context | LLM] = []
+    with ExitStack() as closing:
 
-    def make(name: str, text: str, **options: object) -> tuple[LLM, list[int]]:
-        model = Model.load(paths[name][1])
-        context = Context(model, ContextSpec(n_ctx=512, threads=1))
-        verifier = ForcedVerifier(model, context)
-        pair = LLM(model, verifier=verifier)
-        closing.extend([model, context, pair])
-        end = model.end_of_turn
-        assert end is not None
-        reply = model.tokenize(text).tolist()  # <|end|> is plain text here: it would end the turn
-        verifier.says(pair.prompts.ids(QUESTION, ReplyOptions(**options)), (*reply, end))  # type: ignore[arg-type]
-        return pair, reply
+        def make(name: str, text: str, **options: object) -> tuple[LLM, list[int]]:
+            model = closing.enter_context(Model.load(paths[name][1]))
+            context = closing.enter_context(Context(model, ContextSpec(n_ctx=512, threads=1)))
+            verifier, end = ForcedVerifier(model, context), model.end_of_turn
+            pair = closing.enter_context(LLM(model, verifier=verifier))
+            assert end is not None
+            reply = model.tokenize(text).tolist()  # <|end|> is plain text here: it would end the turn
+            verifier.says(pair.prompts.ids(QUESTION, ReplyOptions(**options)), (*reply, end))  # type: ignore[arg-type]
+            return pair, reply
 
-    yield make
-    for one in reversed(closing):
-        one.close()
+        yield make
 
 
 def pieces(tokens: list[Token], channel: Channel) -> str:

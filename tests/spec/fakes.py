@@ -67,7 +67,6 @@ def chain(seed: int, n_vocab: int = 20, eog_at: int | None = None, like: Logits 
 class FakeDrafter(Drafter):
     logits: Logits
     prefixes: list[Ids] = field(default_factory=list)
-    closed: bool = False
     silent: bool = False
     copies: bool = False
 
@@ -83,9 +82,6 @@ class FakeDrafter(Drafter):
             ids.append(draw(found, sampling.seed, len(prefix) + len(ids)))
         sure = np.full(len(ids), 0.5, dtype=np.float32)
         return Chunk(np.array(ids, dtype=np.int32), sure, sure, retrieved=self.copies)
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @dataclass
@@ -108,6 +104,25 @@ class FakeVerifier(Verifier):
 
     def reply(self) -> "FakeReply":
         return FakeReply(self)
+
+
+class Late(Future[Verdict]):
+    """A verdict that is settled once it has been looked for more than `patience` times, or is waited for."""
+
+    def __init__(self, settle: Callable[[Future[Verdict]], None], patience: int) -> None:
+        super().__init__()
+        self._settle, self._patience = settle, patience
+
+    def done(self) -> bool:
+        self._patience -= 1
+        if self._patience < 0 and not super().done():
+            self._settle(self)
+        return super().done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._patience = 0
+        self.done()
+        return super().exception(timeout)
 
 
 @dataclass

@@ -45,16 +45,8 @@ def texts(tokens: list[Token]) -> tuple[str, str]:
 
 
 CASES = [
-    (TAGS, False, "<think>\nhm\n</think>\n\nHi!", "hm", "Hi!"),
-    (TAGS, False, "\n<think>hm</think>Hi", "hm", "Hi"),
-    (TAGS, False, " Hi <think>no</think>", "", " Hi <think>no</think>"),
-    (TAGS, False, "<thin", "", "<thin"),
-    (TAGS, False, "<think></think>\n\nHi", "", "Hi"),
-    (TAGS, False, "<think>hm < /think> </thin", "hm < /think> </thin", ""),
-    (TAGS, True, "hm\n\n</think>\n\nHi </think>!", "hm", "Hi </think>!"),
+    (TAGS, False, "\n<think>hm\n</think>\n\nHi!", "hm", "Hi!"),
     (TAGS, True, "<think>\nhm</think>Hi", "hm", "Hi"),
-    (TAGS, True, "</think>Hi", "", "Hi"),
-    (TAGS, True, "only a thought", "only a thought", ""),
     (WRAPPED, False, "<think>hm</think><response>Hi\n</response>", "hm", "Hi\n"),
     (HARMONY, False, f"{CHANNEL}analysis{MESSAGE}hm{END}{START}assistant{CHANNEL}final{MESSAGE}Hi!", "hm", "Hi!"),
     (HARMONY, False, f"{CHANNEL}final{MESSAGE}Hi!", "", "Hi!"),
@@ -83,7 +75,11 @@ def test_channels_do_not_depend_on_tokens(case: tuple[ThinkingMarkup, bool, str,
     assert len(numbers) - len({*numbers}) <= 1  # a token that ends the thought and begins the answer
 
 
-@given(text=st.text(alphabet="<>/think ü\n", max_size=40), ends=st.lists(st.integers(0, 60)), opened=st.booleans())
+PARTS = ("<think>", "</think>", "<thin", "</", "< /think>", "hm", "ü", " ", "\n")
+marked = st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
+
+
+@given(text=marked, ends=st.lists(st.integers(0, 60)), opened=st.booleans())
 def test_no_answer_is_lost_and_none_invented(text: str, ends: list[int], opened: bool) -> None:
     """By a plain reading of the whole text."""
     out = split(ChannelSplitter(TAGS, opened=opened), cut(text.encode(), ends))

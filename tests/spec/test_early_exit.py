@@ -1,6 +1,7 @@
 """Layer-wise early exit: what leaves early, and that what does not is what the uncut model says."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +26,17 @@ WARM = Sampling(temperature=1.0, top_k=20, top_p=0.95, seed=3)
 class Parts:
     """The draft model in float32, whole and cut behind layer `EXIT`."""
 
-    def __init__(self, path: Path, folder: Path) -> None:
+    def __init__(self, path: Path, folder: Path, closing: ExitStack) -> None:
         n_layer = check_cuttable(check_gguf(path))
         cut(path, folder / "lower.gguf", 0, EXIT, head=True)
         cut(path, folder / "upper.gguf", EXIT + 1, n_layer - 1, head=True)
-        self.whole, self.lower, self.upper = map(Model.load, (path, folder / "lower.gguf", folder / "upper.gguf"))
-        self._references = {model: self.context(model) for model in (self.whole, self.lower)}
-
-    def context(self, model: Model) -> Context:
-        return Context(model, ContextSpec(n_ctx=N_CTX, threads=1))
+        self.whole, self.lower, self.upper = (
+            closing.enter_context(Model.load(file)) for file in (path, folder / "lower.gguf", folder / "upper.gguf")
+        )
+        self._references = {
+            model: closing.enter_context(Context(model, ContextSpec(n_ctx=N_CTX, threads=1)))
+            for model in (self.whole, self.lower)
+        }
 
     def drafter(self, threshold: float = 0.7) -> EarlyExitDrafter:
         return EarlyExitDrafter(self.lower, self.upper, ContextSpec(N_CTX, threads=1), threshold=threshold)
@@ -59,18 +62,11 @@ class Parts:
         np.testing.assert_allclose(chunk.confidence, [f.p1 for f in facts], atol=CLOSE)
         np.testing.assert_allclose(chunk.margin, [f.p1 - f.p2 for f in facts], atol=CLOSE)
 
-    def close(self) -> None:
-        for context in self._references.values():
-            context.close()
-        for model in (self.whole, self.lower, self.upper):
-            model.close()
-
 
 @pytest.fixture(scope="module")
 def parts(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
-    made = Parts(f32_pair[0], tmp_path_factory.mktemp("shards"))
-    yield made
-    made.close()
+    with ExitStack() as closing:
+        yield Parts(f32_pair[0], tmp_path_factory.mktemp("shards"), closing)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from edgellm.spec.protocols import GenerationLimits, GenerationState, Session, V
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Source, Token, Verdict
 from edgellm.spec.verification import VerdictDeadline, VerdictWork
-from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, chain
+from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, Late, chain
 from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, going, ids, notices, run, tokens
 
 SECONDS = 0.05
@@ -94,27 +94,11 @@ def test_without_a_drafter_a_reply_does_not_wait_for_ever(
 READS = 3
 
 
-class Reading(Future[Verdict]):
-    """There once it has been looked for often enough."""
-
-    def __init__(self, settle: Callable[[Future[Verdict]], None]) -> None:
-        super().__init__()
-        self._looks, self._settle = READS, settle
-
-    def look(self) -> None:
-        self._looks -= 1
-        if self._looks == 0:
-            self._settle(self)
-
-
 class ReadingReply(FakeReply):
     """A reply whose every verdict takes a while."""
 
-    last: Reading
-
     def pending(self, request: VerifyRequest) -> Future[Verdict]:
-        self.last = Reading(lambda found: self.settle(found, request))
-        return self.last
+        return Late(lambda found: self.settle(found, request), READS)
 
 
 class ReadingVerifier(FakeVerifier):
@@ -129,13 +113,11 @@ class Ahead(FakeDrafter):
 
     seen: list[int] = field(default_factory=list)
     asked: Callable[[], int] = lambda: 0
-    look: Callable[[], None] = lambda: None
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
         try:
             while not until():
                 self.seen.append(self.asked())
-                self.look()
         except VerifierLost:
             pytest.fail("the loss is for the verdict to tell")
 
@@ -144,8 +126,7 @@ def first_verdict(lost: list[int]) -> tuple[Verification, Ahead, Callable[[], Ve
     verifier, state = ReadingVerifier(BIG, lost=lost), GenerationState(PROMPT)
     verification = Verification(state, verifier.open(state), announce=True)
     (reply,) = verifier.sessions
-    assert isinstance(reply, ReadingReply)
-    drafter = Ahead(SMALL, asked=lambda: reply.asked, look=lambda: reply.last.look())
+    drafter = Ahead(SMALL, asked=lambda: reply.asked)
     chunk = drafter.propose(state, 4)
     return verification, drafter, lambda: verification.verify(chunk, partial(drafter.look_ahead, state, gamma=4))
 

@@ -1,10 +1,9 @@
 """Parallel inference: what is drafted while a verdict is on its way is what would have been drafted after it."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from edgellm.spec.sampling import top2
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, NO_IDS, Ids, Sampling, Source, Token, Verdict
 from edgellm.verifier.in_process import LocalVerifier
+from tests.spec.fakes import Late
 from tests.spec.real import prompts as held_out
 from tests.spec.running import going, tokens
 
@@ -71,26 +71,6 @@ def test_tokens_of_the_text_are_so_much_likelier(logits: np.ndarray, known: set[
 # --- on the draft model ---------------------------------------------------------------------------------------------
 
 
-class Late(Future[Verdict]):
-    """A verdict that is there once the device has looked often enough, or waits for it."""
-
-    def __init__(self, compute: Callable[[], Future[Verdict]], patience: int) -> None:
-        super().__init__()
-        self._compute, self._patience = compute, patience
-
-    def done(self) -> bool:
-        self._patience -= 1
-        return self._patience < 0
-
-    def result(self, timeout: float | None = None) -> Verdict:
-        return self._compute().result()
-
-
-class LateSession(Session):
-    def wait(self, pending: Future[Verdict]) -> Verdict:
-        return pending.result()
-
-
 class LateVerifier(LocalVerifier):
     patience = 0
 
@@ -98,10 +78,13 @@ class LateVerifier(LocalVerifier):
         inner = super().open(state)
 
         def send(request: VerifyRequest) -> Future[Verdict]:
-            ask = partial(inner.submit, request.prefix.copy(), request.draft, request.extra)
-            return Late(ask, self.patience)
+            prefix = request.prefix.copy()
+            return Late(
+                lambda found: found.set_result(inner.submit(prefix, request.draft, request.extra).result()),
+                self.patience,
+            )
 
-        return LateSession(state, send, close=inner.close)
+        return Session(state, send, close=inner.close)
 
 
 @pytest.fixture(scope="module")

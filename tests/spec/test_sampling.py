@@ -145,7 +145,6 @@ def test_min_p_keeps_what_is_likely_enough(logits: np.ndarray, sampling: Samplin
 
 
 N_VOCAB = 8
-PROMPT = np.array([3], dtype=np.int32)
 
 
 def rows_of(*tokens: int) -> np.ndarray:
