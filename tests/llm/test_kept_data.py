@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -145,17 +144,11 @@ def test_a_damaged_profile_is_set_aside_when_a_new_one_is_kept(profile: Profile,
     assert path.stat().st_mode & 0o077 == 0
 
 
-@pytest.fixture
-def switched(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    """A pair that has no profile, opened with the history as the parameter says."""
-    if request.param == "off":
+@pytest.mark.parametrize(("history", "keeps"), [("on", True), ("off", False), ("none", False)])
+def test_first_replies_are_kept_only_with_the_history(history: str, keeps: bool) -> None:
+    if history == "off":
         History().turn_off()
-    with LLM.open(MODELS / "draft.gguf", MODELS / "draft.gguf", history=request.param != "none", threads=1) as pair:
-        yield pair
-
-
-@pytest.mark.parametrize(("switched", "keeps"), [("on", True), ("off", False), ("none", False)], indirect=["switched"])
-def test_first_replies_are_kept_only_with_the_history(switched: LLM, keeps: bool) -> None:
-    list(switched.reply("Where is my mug?", budget=0.5, max_tokens=8, retrieval="off"))
+    with LLM.open(MODELS / "draft.gguf", MODELS / "draft.gguf", history=history != "none", threads=1) as pair:
+        list(pair.reply("Where is my mug?", budget=0.5, max_tokens=8, retrieval="off"))
     path = profile_path(*[fingerprint(MODELS / "draft.gguf")] * 2)
     assert path.with_name(f"{path.stem}.first.json").exists() == keeps

@@ -222,18 +222,12 @@ def test_neither_model_is_refused() -> None:
             LLM.open(draft, verifier)
 
 
-@pytest.fixture(scope="module")
-def sampled(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The bundled pair, whose verifier wants to be sampled."""
-    folder = tmp_path_factory.mktemp("sampled")
-    return f32_pair[0], with_sampling(f32_pair[1], folder / "verifier.gguf", temp=5.0, top_k=0, top_p=1.0)
-
-
-def test_a_served_verifier_says_what_its_model_wants(sampled: tuple[Path, Path], f32_pair: tuple[Path, Path]) -> None:
+def test_a_served_verifier_says_what_its_model_wants(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    verifier = with_sampling(f32_pair[1], tmp_path / "verifier.gguf", temp=5.0, top_k=0, top_p=1.0)
     with (
-        verifying(sampled[1]) as server,
+        verifying(verifier) as server,
         LLM.open(f32_pair[0], str(server.address), threads=1) as linked,
-        LLM.open(*sampled, threads=1) as local,
+        LLM.open(f32_pair[0], verifier, threads=1) as local,
     ):
         assert linked.sampling.figures() == local.sampling.figures()
         assert linked.sampling.origin == "the verifier's device"

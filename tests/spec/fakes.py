@@ -86,12 +86,14 @@ class FakeDrafter(Drafter):
 
 @dataclass
 class FakeVerifier(Verifier):
-    """Loses the verdicts whose number (from 0) is in `lost`, and is away for `absence` looks after each."""
+    """Gives an `error` for the verdicts whose number (from 0) is in `lost`, and is away for `absence` looks after
+    each."""
 
     logits: Logits
     lost: Iterable[int] = ()
     absence: int = 2
     context_length: int = 10_000
+    error: EdgeError = VerifierLost("Unplugged.", "Plug it in.")
     sessions: list["FakeReply"] = field(default_factory=list)
 
     @property
@@ -162,7 +164,7 @@ class FakeReply:
         verifier, prefix, chunk, sampling = self.verifier, request.prefix, request.draft, request.sampling
         if self.asked - 1 in verifier.lost:
             self.away = 1 + verifier.absence
-            raise VerifierLost("Unplugged.", "Plug it in.")
+            raise verifier.error
         text = np.concatenate((prefix, chunk.ids))
         n = len(prefix)
         rows = np.stack([verifier.logits(text[: n + i]) for i in range(len(chunk) + 1)])

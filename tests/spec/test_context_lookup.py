@@ -1,6 +1,5 @@
 """What the context says where the draft model hesitates: where it is asked, who is told, what it never changes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,8 @@ from edgellm.spec.ngram.sources import ContextIndex as Text
 from edgellm.spec.ngram.sources import ContextLookup, Disagreement, disagreements, lookup_threshold
 from edgellm.spec.protocols import DraftRules, GenerationState
 from edgellm.spec.sampling import top2
-from edgellm.spec.types import GREEDY, Chunk, ContextMatch, Explanation, Sampling, Verdict
-from tests.spec.real import case, ids
+from edgellm.spec.types import GREEDY, Chunk, ContextMatch, Sampling, Verdict
+from tests.spec.real import case, told
 
 tokens = st.lists(st.integers(1, 5), min_size=1, max_size=30)
 
@@ -111,28 +110,21 @@ def test_it_hesitates_as_long_as_the_context_knows_better() -> None:
     assert lookup_threshold(chance) == 0.0
 
 
-@pytest.fixture(scope="module")
-def budgeted(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
+def test_a_pair_with_a_budget_copies_and_says_so(f32_pair: tuple[Path, Path], profile_path: Path) -> None:
     assert Profile.load(profile_path).hesitates > 0.0
-    with LLM.open(*f32_pair, profile=profile_path, threads=1) as pair:
-        yield pair
-
-
-def test_a_pair_with_a_budget_copies_and_says_so(budgeted: LLM) -> None:
     different = copied = 0
-    for number in range(30, 42):
-        written = []
-        for context_lookup in (True, False):
-            heard: list[Explanation] = []
-            reply = budgeted.reply(case(number), max_tokens=32, budget=0.01, context_lookup=context_lookup)
-            reply.listen(on_explain=heard.append)
-            written.append(ids(reply))
-            said, found = " ".join(each.text for each in heard), reply.summary.from_context
-            assert ("the context's token is drafted" in said) == context_lookup
-            assert ("of them taken from the context" in said) == (found > 0)
-            assert context_lookup or not found
-            copied += found
-        different += written[0] != written[1]
+    with LLM.open(*f32_pair, profile=profile_path, threads=1) as pair:
+        for number in range(30, 42):
+            written = []
+            for context_lookup in (True, False):
+                reply = pair.reply(case(number), max_tokens=32, budget=0.01, context_lookup=context_lookup)
+                said, found = " ".join(told(reply)), reply.summary.from_context
+                written.append(reply.summary.ids)
+                assert ("the context's token is drafted" in said) == context_lookup
+                assert ("of them taken from the context" in said) == (found > 0)
+                assert context_lookup or not found
+                copied += found
+            different += written[0] != written[1]
     assert min(different, copied) > 0
 
 
