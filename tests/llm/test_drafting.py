@@ -2,9 +2,8 @@
 
 import itertools
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Model, never
@@ -81,45 +80,30 @@ def test_it_says_whether_and_from_what_it_copies(pair: LLM, options: dict[str, A
     assert "context" in str(options) or not reply.summary.retrieved
 
 
-class Slow:
-    """A context whose rows take their time on a clock of its own, twice that behind 1,016 positions."""
-
-    def __init__(self, seconds: float, n_ctx: int) -> None:
-        self.now, self._seconds, self.n_ctx, self._text = 0.0, seconds, n_ctx, np.empty(0, np.int32)
-
-    def clear(self) -> None: ...
-
-    def fill(self, _widths: list[int]) -> None: ...
-
-    def rollback(self, length: int) -> None:
-        self._text = self._text[:length]
-
-    def reread(self) -> None: ...
-
-    def cached(self) -> Ids:
-        return self._text
-
-    def decode(self, ids: Ids, outputs: int = 1) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        self.now += self._seconds * len(ids) * (1.0 + max(0, len(self._text) - 16) / 1000.0)
-        self._text = np.concatenate((self._text, ids))
-        return np.zeros((outputs, 2), np.float32)
-
-
 @pytest.mark.parametrize(
     ("row", "rows", "longest", "far"),
     [(1e-6, KNOTS, 0.003, True), (1e-3, KNOTS, 2.3, False), (0.05, (1, 2, 4, 8, 16, 32), 5.0, False),
      (9.0, (1, 2, 4), 262, False)],
 )  # fmt: skip
 def test_measuring_a_slow_device_takes_little_time(
-    row: float, rows: tuple[int, ...], longest: float, far: bool, monkeypatch: pytest.MonkeyPatch
+    draft_model: Model, row: float, rows: tuple[int, ...], longest: float, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Slow(row, 16 + 64 + 128 * far)
-    monkeypatch.setattr("edgellm.llm.cost_curves.perf_counter", lambda: slow.now)
-    curve = measure_curve(cast(Context, slow))
+    """By a clock of its own, on which rows take their time, twice that behind 1,016 positions."""
+    now, decode = 0.0, Context.decode
+
+    def slow(context: Context, ids: Ids, **options: Any) -> Any:
+        nonlocal now
+        now += row * len(ids) * (1.0 + max(0, len(context.cached()) - 16) / 1000.0)
+        return decode(context, ids, **options)
+
+    monkeypatch.setattr(Context, "decode", slow)
+    monkeypatch.setattr("edgellm.llm.cost_curves.perf_counter", lambda: now)
+    with Context(draft_model, ContextSpec(n_ctx=16 + 64 + 128 * far, threads=1)) as context:
+        curve = measure_curve(context)
     assert curve.rows == rows
     assert curve.seconds == pytest.approx([row * rows for rows in curve.rows])
     assert curve.positions == pytest.approx((row * far / 1000.0,) * 2)
-    assert slow.now <= longest
+    assert now <= longest
 
 
 @pytest.mark.usefixtures("home")
