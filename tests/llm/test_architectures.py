@@ -12,9 +12,9 @@ from edgellm.engine import Context, ContextSpec, Ids, Model, ModelFile
 from edgellm.engine.gguf.cuttable import RULES
 from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.llm.abilities import abilities, context_memory
-from edgellm.spec.types import Explanation
 from tests.conftest import Architectures, Heads
 from tests.decodes import greedy
+from tests.spec.real import ids
 
 NOTES = "The mug is on the shelf. The key is in the drawer. The mug is on the shelf and the key is in the drawer."
 QUESTION = f"{NOTES}\n\nWhere is the mug, and where is the key?"
@@ -30,8 +30,8 @@ def written(llm: LLM, **options: Any) -> tuple[list[int], list[str]]:
     """Return a reply, and what was said of the speculator."""
     reasons: list[str] = []
     reply = llm.reply(QUESTION, max_tokens=TOKENS, **options)
-    reply.listen(on_explain=lambda said: reasons.append(said.text) if isinstance(said, Explanation) else None)
-    tokens = [token.id for token in reply]
+    reply.listen(on_explain=lambda said: reasons.append(said.text))
+    tokens = ids(reply)
     assert reply.summary.drafted or "gamma" not in options
     return tokens, [reason for reason in reasons if "MTP" in reason or "EAGLE-3 head" in reason]
 

@@ -9,6 +9,9 @@ import jsonschema_rs
 import pytest
 
 from edgellm.llm import LLM
+from edgellm.spec.protocols import Session
+from edgellm.spec.sampling import ReplyGrammar
+from testkit.thinking_templates import CHANNELS, with_template
 from tests.llm.conftest import verifying
 from tests.spec.real import case, ids
 
@@ -100,3 +103,49 @@ def test_the_draft_model_follows_the_penalties(pair: LLM) -> None:
         ids(reply)
         rates.append(reply.summary.acceptance_rate or 0.0)
     assert rates[1] > 0.5 * rates[0]
+
+
+# --- JSON schemas ----------------------------------------------------------------------------------------------------
+
+
+def test_a_continued_text_has_no_channel_to_wait_for(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    path = with_template(f32_pair[1], tmp_path / "channels.gguf", CHANNELS)
+    with LLM.open("none", path, threads=1, history=False) as opened:
+        reply = opened.complete("Sure?", json_schema='{"enum": ["yes", "no"]}')
+        list(reply)
+        assert json.loads(reply.summary.text) in ("yes", "no")
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+def test_forced_text_is_drafted_and_changes_nothing(alone: LLM, f32_pair: tuple[Path, Path]) -> None:
+    schema = {"type": "object", "properties": {"keyword": {"type": "string"}, "answer": {"type": "string"}}}
+    wanted = json.dumps(schema | {"required": ["keyword", "answer"], "additionalProperties": False})
+    options: Any = {"json_schema": wanted, "max_tokens": 100}
+    with LLM.open("none", f32_pair[1], threads=1, history=False) as fresh:
+        reply = fresh.reply(case(2), retrieval="schema", **options)
+        assert ids(reply) == ids(alone.reply(case(2), retrieval="off", **options))
+        assert dict(reply.summary.retrieved_from)["schema"] > 0
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_forbidden_draft_is_proposed(
+    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    submit, drafted = Session.submit, 0
+    options: Any = {"temperature": temperature, "seed": 1, "max_tokens": 200}
+    with LLM.open(*f32_pair, threads=1, history=False) as fresh:  # it has not found drafts too slow here
+
+        def checked(self: Session, prefix: Any, chunk: Any, extra: int = 0) -> Any:
+            nonlocal drafted
+            constraint = self.state.sampling.constraint
+            assert constraint is not None
+            grammar = ReplyGrammar(fresh._text.grammar(constraint.schema), constraint)
+            assert grammar.follows(prefix, chunk.ids) == len(chunk)
+            drafted += len(chunk)
+            return submit(self, prefix, chunk, extra)
+
+        monkeypatch.setattr(Session, "submit", checked)
+        for schema in SCHEMAS:
+            ids(fresh.reply(case(3), json_schema=json.dumps(schema), **options))
+    assert drafted > 0

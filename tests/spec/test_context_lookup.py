@@ -15,8 +15,9 @@ from edgellm.spec.gates.profile import CONTEXT, NAMES, Profile, signals
 from edgellm.spec.ngram.sources import ContextIndex as Text
 from edgellm.spec.ngram.sources import ContextLookup, Disagreement, disagreements, lookup_threshold
 from edgellm.spec.protocols import DraftRules, GenerationState
-from edgellm.spec.sampling import top2
-from edgellm.spec.types import GREEDY, Chunk, ContextMatch, Sampling, Verdict
+from edgellm.spec.sampling import ReplyGrammar, top2
+from edgellm.spec.types import GREEDY, Chunk, Constraint, ContextMatch, Sampling, Verdict
+from tests.spec.fakes import Listed
 from tests.spec.real import case, told
 
 tokens = st.lists(st.integers(1, 5), min_size=1, max_size=30)
@@ -63,6 +64,13 @@ def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
         heard = drafting.build().context_match
         assert heard is not None
         assert (heard.tokens.tolist(), heard.matched.tolist(), heard.copied.tolist()) == ([9], [2], [wanted == 9])
+
+
+def test_a_copy_that_the_grammar_forbids_takes_no_place() -> None:
+    text, logits = of(7, 8, 9, 1, 2, 7, 8), np.arange(12, dtype=np.float32)  # behind 7 8 there was a 9
+    rules = DraftRules(grammar=ReplyGrammar(Listed(1), Constraint("", 0)), lookup_below=1.0)
+    drafting = ChunkBuilder(GenerationState(text, rules=rules), 4, cursor=ContextLookup(text).cursor(text))
+    assert drafting.add(logits, top2(logits)) == 1
 
 
 def test_what_is_kept_of_a_chunk_keeps_what_was_said_of_it() -> None:

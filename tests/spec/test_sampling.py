@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import EngineFailed
-from edgellm.spec.sampling import arrival_times, distribution, draw, penalised, top2, top_k
-from edgellm.spec.types import GREEDY, NO_IDS, Distribution, Penalties, Sampling
+from edgellm.spec.sampling import ReplyGrammar, arrival_times, distribution, draw, penalised, top2, top_k
+from edgellm.spec.types import GREEDY, NO_IDS, Constraint, Distribution, Penalties, Sampling
 from edgellm.spec.verification import judge, verify_greedy
 from tests.engine.logits import ids
-from tests.spec.fakes import markov
+from tests.spec.fakes import Listed, markov
 
 numbers = (
     st.integers(1, 400)
@@ -139,6 +139,22 @@ def test_min_p_keeps_what_is_likely_enough(logits: np.ndarray, sampling: Samplin
     assert np.array_equal(kept.ids, everything.ids[wanted])
     assert kept.probs.sum() == pytest.approx(1.0, abs=1e-5)
     assert kept.probs * everything.probs[wanted].sum() == pytest.approx(everything.probs[wanted], abs=1e-5)
+
+
+def test_what_the_grammar_leaves_of_a_distribution() -> None:
+    logits = np.arange(100_000, dtype=np.float32)[::-1].copy()
+    likely = Distribution(np.array([0, 1, 2], np.int32), np.array([0.5, 0.3, 0.2], np.float32))
+    start = Constraint("", 0)
+    text = np.array([7], np.int32)
+    some = ReplyGrammar(Listed(1, 2), start).limited(likely, logits, text)
+    assert (some.ids.tolist(), some.probs.tolist()) == ([1, 2], pytest.approx([0.6, 0.4]))
+    grammar = Listed(1000, 5000)
+    none = ReplyGrammar(grammar, start).limited(likely, logits, text)
+    assert (none.ids.tolist(), none.probs.tolist()) == ([1000], [1.0])
+    assert ReplyGrammar(Listed(1), Constraint("", 5)).limited(likely, logits, text).ids.tolist() == [1]
+    waits = ReplyGrammar(Listed(1), Constraint("", 0, (8, 9)))
+    assert waits.limited(likely, logits, np.array([8, 7, 9], np.int32)) is likely
+    assert waits.limited(likely, logits, np.array([7, 8, 9], np.int32)).ids.tolist() == [1]
 
 
 # --- the rule of verification -----------------------------------------------------------------------------------------
