@@ -63,7 +63,7 @@ GROUPS = {
         (
             "llm/test_architectures.py", "llm/test_lossless.py", "llm/test_drafting.py",
         ),
-        without=("says_whether", "slow_device", "show_tells", "cannot_draft", "is_refused", "continued", "forbidden"),
+        without=("says_whether", "slow_device", "cannot_draft", "is_refused", "continued", "forbidden"),
         cases={
             "the_verifier_writes_what_it_writes_alone": ("auto]", "reuse]"),
             "the_text_is_the_verifiers_own": ("greedy]",),

@@ -65,14 +65,14 @@ def served(f32_pair: tuple[Path, Path], server: VerifierServer) -> Iterator[LLM]
 def retokenized(tmp_path_factory: pytest.TempPathFactory, f32_pair: tuple[Path, Path]) -> Retokenized:
     """Returns draft and verifier of one of `PAIRS`."""
 
-    def changed(source: Path, change: Change, file: str) -> Path:
+    def changed(name: str, source: Path, change: Change | None) -> Path:
+        file = f"{name.replace(' ', '-')}-{source.name}"
+        if change is None:
+            return source
         return once(tmp_path_factory, file, lambda folder: write(source, folder / file, change)) / file
 
     def made(name: str) -> tuple[Path, Path]:
-        found = []
-        for source, change in zip(f32_pair, PAIRS[name], strict=True):
-            file = f"{name.replace(' ', '-')}-{source.name}"
-            found.append(source if change is None else changed(source, change, file))
-        return found[0], found[1]
+        draft, verifier = PAIRS[name]
+        return changed(name, f32_pair[0], draft), changed(name, f32_pair[1], verifier)
 
     return made

@@ -15,7 +15,7 @@ from edgellm.errors import InvalidOption
 from edgellm.llm.abilities import Ability, abilities, context_memory
 from testkit.gguf.random_model import SHAPES, write
 from testkit.memory import index_bytes
-from tests.conftest import Architectures
+from tests.conftest import Architectures, Heads
 
 
 def found(path: Path, *others: Path) -> dict[str, Ability]:
@@ -57,6 +57,27 @@ def test_what_is_said_is_what_happens(architectures: Architectures, name: str, v
             with pytest.raises(InvalidOption, match="There is no early exit") as refused:
                 list(pair.reply("Where is the mug?", max_tokens=4, early_exit=True))
             assert able["early exit"].reason in str(refused.value)
+
+
+def test_an_mtp_layer_is_told(architectures: Architectures) -> None:
+    for mtp, able in (("none", False), ("useless", True)):
+        told = found(architectures("qwen35", mtp=mtp))["MTP drafts"]
+        assert told.able == able
+        assert "predicts further tokens (MTP)" in told.reason
+
+
+def test_what_a_head_is_and_for_whom_is_told(architectures: Architectures, heads: Heads) -> None:
+    head, llama, qwen2 = heads("llama"), architectures("llama"), architectures("qwen2")
+    chat, drafts = found(head, llama, qwen2).values()
+    assert (chat.able, chat.reason) == (False, "it is an EAGLE-3 head: it drafts from another model's states")
+    assert (drafts.able, drafts.reason) == (
+        True, f"as the draft model of {llama.stem}, from the inputs of layers 1, 2, 3",
+    )  # fmt: skip
+    assert [ability.able for ability in found(head).values()] == [False, False]
+    assert context_memory(ModelFile.open(head).header) == []
+    pair = found(llama, head)["pair"]
+    assert (pair.able, pair.reason) == (True, f"with the EAGLE-3 head {head.stem}")
+    assert not found(qwen2, head)["pair"].able
 
 
 def test_stages_and_exits_may_differ(architectures: Architectures) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Context, ContextSpec, Ids, Model, ModelFile
+from edgellm.engine import Context, ContextSpec, Ids, Model
 from edgellm.engine.gguf.cuttable import RULES
 from edgellm.errors import InvalidOption, ModelUnsupported
-from edgellm.llm.abilities import abilities, context_memory
 from tests.conftest import Architectures, Heads
 from tests.decodes import greedy
 from tests.spec.real import ids
@@ -138,24 +137,3 @@ def test_a_speculator_that_llama_cpp_computes_wrongly_is_not_loaded(
     with LLM.open(heads("llama"), architectures("llama"), threads=1, n_ctx=512, history=False) as llm:
         assert not [reason for reason in written(llm)[1] if "where that is faster" in reason]
         assert [notice for notice in llm.notices if "EAGLE-3 drafts" in notice]
-
-
-def test_show_tells_it(architectures: Architectures) -> None:
-    for mtp, able in (("none", False), ("useless", True)):
-        told = {ability.name: ability for ability in abilities(ModelFile.open(architectures("qwen35", mtp=mtp)))}
-        assert told["MTP drafts"].able == able
-        assert "predicts further tokens (MTP)" in told["MTP drafts"].reason
-
-
-def test_show_tells_what_a_head_is_and_for_whom(architectures: Architectures, heads: Heads) -> None:
-    others = {name: ModelFile.open(architectures(name)) for name in ("llama", "qwen2")}
-    head = ModelFile.open(heads("llama"))
-    chat, drafts = abilities(head, others)
-    assert (chat.able, chat.reason) == (False, "it is an EAGLE-3 head: it drafts from another model's states")
-    assert (drafts.able, drafts.reason) == (True, "as the draft model of llama, from the inputs of layers 1, 2, 3")
-    assert not abilities(head)[1].able
-    assert context_memory(head.header) == []
-    pair = next(ability for ability in abilities(others["llama"], {"mine": head}) if ability.name == "pair")
-    assert (pair.able, pair.reason) == (True, "with the EAGLE-3 head mine")
-    pair = next(ability for ability in abilities(others["qwen2"], {"mine": head}) if ability.name == "pair")
-    assert not pair.able

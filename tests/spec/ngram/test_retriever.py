@@ -19,7 +19,7 @@ from edgellm.spec.ngram.sources import HistoryIndex
 from edgellm.spec.params import SOURCES
 from edgellm.spec.protocols import Drafter, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Round, Sampling, Source, Token, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Round, Source, Token, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, chain, markov
 from tests.spec.running import going
 from tests.spec.running import ids as ids_of
@@ -39,22 +39,22 @@ def memory(curve: CostCurve = CHEAP) -> DraftIndex:
 
 def events(
     known: DraftIndex, prompt: Sequence[int], verifier: FakeVerifier, *, names: Collection[str] = SOURCES,
-    sampling: Sampling = GREEDY, model: FakeDrafter | None = None,
+    model: FakeDrafter | None = None,
 ) -> tuple[list[Any], Summary]:  # fmt: skip
     """Return the events of a reply, and its statistics; it is remembered."""
     stats, ids = Summary(), np.array(prompt, dtype=np.int32)
     copies = known.take(names)
     assert copies is not None
     try:
-        state = GenerationState(ids, sampling, GenerationLimits(40, 200, 63))
+        state = GenerationState(ids, GREEDY, GenerationLimits(40, 200, 63))
         return list(going(state, HybridDrafter(known.policy, copies, model, 3), verifier, stats=stats)), stats
     finally:
         known.give()
         known.add(PastConversation(prompt, stats.ids))
 
 
-def plain(prompt: list[int], verifier: FakeVerifier, sampling: Sampling = GREEDY) -> list[int]:
-    state = GenerationState(np.array(prompt, dtype=np.int32), sampling, GenerationLimits(40, 200))
+def plain(prompt: list[int], verifier: FakeVerifier) -> list[int]:
+    state = GenerationState(np.array(prompt, dtype=np.int32), GREEDY, GenerationLimits(40, 200))
     return ids_of(going(state, None, verifier))
 
 
