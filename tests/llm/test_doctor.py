@@ -19,7 +19,6 @@ from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.handshake import PeerInfo
-from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.rpc_engine.backend import how_to_compile
 from tests.rpc.doors import answering, serving
@@ -246,8 +245,3 @@ def test_one_of_several_models_with_the_draft_models_vocabulary_is_enough(sound:
     found = list(examine_welcome(replace(sound, offers=others), VOCABULARY))
     assert all(one.state == "ok" for one in found)
     assert any("is a gateway to other, by vLLM by score" in one.what for one in found)
-
-
-def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
-    assert only(diagnostics.examine_address(me, Address("127.0.0.1", 1), VOCABULARY), "peers").state == "problem"
-    assert Identity.load().id == me.identity.id

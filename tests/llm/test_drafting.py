@@ -23,12 +23,6 @@ MOST = 24
 MAX_SECONDS = cost_curves._MAX_SECONDS  # as it is outside tests
 
 
-@pytest.fixture(autouse=True)
-def _measured_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a tenth of a second, as in other tests, a busy machine measures a few lengths, and wrongly."""
-    monkeypatch.setattr(cost_curves, "_MAX_SECONDS", MAX_SECONDS)
-
-
 @pytest.mark.usefixtures("rows_are_cheap")
 def test_a_reply_says_what_trying_has_cost(f32_pair: tuple[Path, Path]) -> None:
     with LLM.open("none", f32_pair[1], threads=1) as pair:
@@ -89,16 +83,18 @@ def test_measuring_a_slow_device_takes_little_time(
     draft_model: Model, row: float, rows: tuple[int, ...], longest: float, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock of its own, on which rows take their time, twice that behind 1,016 positions."""
-    now, decode = 0.0, Context.decode
-
-    def slow(context: Context, ids: Ids, **options: Any) -> Any:
-        nonlocal now
-        now += row * len(ids) * (1.0 + max(0, len(context.cached()) - 16) / 1000.0)
-        return decode(context, ids, **options)
-
-    monkeypatch.setattr(Context, "decode", slow)
-    monkeypatch.setattr("edgellm.llm.cost_curves.perf_counter", lambda: now)
+    now = 0.0
     with Context(draft_model, ContextSpec(n_ctx=16 + 64 + 128 * far, threads=1)) as context:
+        decode = context.decode
+
+        def slow(ids: Ids, **options: Any) -> Any:
+            nonlocal now
+            now += row * len(ids) * (1.0 + max(0, len(context.cached()) - 16) / 1000.0)
+            return decode(ids, **options)
+
+        monkeypatch.setattr(context, "decode", slow)
+        monkeypatch.setattr(cost_curves, "perf_counter", lambda: now)
+        monkeypatch.setattr(cost_curves, "_MAX_SECONDS", MAX_SECONDS)
         curve = measure_curve(context)
     assert curve.rows == rows
     assert curve.seconds == pytest.approx([row * rows for rows in curve.rows])

@@ -88,13 +88,14 @@ class FakeDrafter(Drafter):
 @dataclass
 class FakeVerifier(Verifier):
     """Gives an `error` for the verdicts whose number (from 0) is in `lost`, and is away for `absence` looks after
-    each."""
+    each. A verdict is there after so many `looks`."""
 
     logits: Logits
     lost: Iterable[int] = ()
     absence: int = 2
     context_length: int = 10_000
     error: EdgeError = VerifierLost("Unplugged.", "Plug it in.")
+    looks: int = 0
     sessions: list["FakeReply"] = field(default_factory=list)
 
     @property
@@ -102,11 +103,8 @@ class FakeVerifier(Verifier):
         return Capabilities("fake", self.context_length)
 
     def open(self, state: GenerationState) -> Session:
-        self.sessions.append(self.reply())
+        self.sessions.append(FakeReply(self))
         return Session(state, self.sessions[-1].send, ready=self.sessions[-1].ready, close=self.sessions[-1].close)
-
-    def reply(self) -> "FakeReply":
-        return FakeReply(self)
 
 
 class Late(Future[Verdict]):
@@ -148,12 +146,10 @@ class FakeReply:
         assert np.array_equal(prefix[: len(self.seen)], self.seen)  # what was said stays said
         self.seen = prefix.copy()
         self.asked += 1
-        return self.pending(request)
-
-    def pending(self, request: VerifyRequest) -> Future[Verdict]:
-        found: Future[Verdict] = Future()
-        self.settle(found, request)
-        return found
+        pending = Late(lambda found: self.settle(found, request), self.verifier.looks)
+        if not self.verifier.looks:
+            self.settle(pending, request)
+        return pending
 
     def settle(self, found: Future[Verdict], request: VerifyRequest) -> None:
         try:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from edgellm.errors import EdgeError, EngineFailed, ProtocolError, Stopped, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.spec.loop import BACK, FREE, LOST, SLOW, Verification
-from edgellm.spec.protocols import GenerationLimits, GenerationState, Session, VerifyRequest, settled, wait_for_result
+from edgellm.spec.protocols import GenerationLimits, GenerationState, Session, settled, wait_for_result
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Notice, Source, Token, Verdict
 from edgellm.spec.verification import VerdictDeadline, VerdictWork
-from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, Late, chain
+from tests.spec.fakes import FakeDrafter, FakeVerifier, chain
 from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, going, ids, notices, run, tokens
 
 BUSY, TOO_SLOW = VerifierBusy("It is busy.", "Ask again.", 0.05), VerifierSlow("It is slow.", "Ask again.")
@@ -67,18 +67,6 @@ def test_without_a_drafter_a_reply_does_not_wait_for_ever(
 READS = 3
 
 
-class ReadingReply(FakeReply):
-    """A reply whose every verdict takes a while."""
-
-    def pending(self, request: VerifyRequest) -> Future[Verdict]:
-        return Late(lambda found: self.settle(found, request), READS)
-
-
-class ReadingVerifier(FakeVerifier):
-    def reply(self) -> FakeReply:
-        return ReadingReply(self)
-
-
 @dataclass
 class Ahead(FakeDrafter):
     """Notes how many verdicts have been asked for whenever it looks whether this one is there, and is not to be
@@ -96,7 +84,7 @@ class Ahead(FakeDrafter):
 
 
 def first_verdict(lost: list[int]) -> tuple[Verification, Ahead, Callable[[], Verdict | None]]:
-    verifier, state = ReadingVerifier(BIG, lost=lost), GenerationState(PROMPT)
+    verifier, state = FakeVerifier(BIG, lost, looks=READS), GenerationState(PROMPT)
     verification = Verification(state, verifier.open(state), announce=True)
     (reply,) = verifier.sessions
     drafter = Ahead(SMALL, asked=lambda: reply.asked)
