@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -236,24 +237,18 @@ def test_a_verdict_without_a_token_is_an_error_and_no_endless_loop() -> None:
 # --- stopping -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("after", range(12))
-def test_closing_after_any_token(after: int) -> None:
+def test_a_reply_may_be_closed_or_stopped_after_any_token(after: int, stops: bool) -> None:
+    """Also in the middle of a chunk."""
     verifier, stats = FakeVerifier(BIG), Summary()
-    reply = going(GenerationState(PROMPT, GREEDY, LIMITS), FakeDrafter(SMALL), verifier, stats=stats)
-    written = [next(reply) for _ in range(after)]
+    state = GenerationState(PROMPT, GREEDY, LIMITS, should_stop=lambda: stops and stats.tokens == after)
+    reply = going(state, FakeDrafter(SMALL), verifier, stats=stats)
+    written = list(islice(reply, None if stops else after))
     reply.close()
     assert ids(written) == alone(BIG, after)
     assert (stats.tokens, stats.finish_reason) == (after, "cancelled")
     assert all(session.closed for session in verifier.sessions)
-
-
-@pytest.mark.parametrize("after", range(8))
-def test_stopping_between_tokens_stops_in_the_middle_of_a_chunk(after: int) -> None:
-    stats, verifier = Summary(), FakeVerifier(BIG)
-    state = GenerationState(PROMPT, GREEDY, LIMITS, should_stop=lambda: stats.tokens == after)
-    assert ids(going(state, FakeDrafter(SMALL), verifier, stats=stats)) == alone(BIG, after)
-    assert stats.finish_reason == "cancelled"
-    assert verifier.sessions[0].closed
 
 
 def test_a_drafter_that_cannot_begin_leaves_no_session_open() -> None:

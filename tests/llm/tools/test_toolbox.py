@@ -255,19 +255,12 @@ def test_calls_are_found_however_the_text_is_cut(family: str, lengths: list[int]
 
 
 @pytest.mark.parametrize("family", REPLIES)
-@pytest.mark.parametrize(
-    "text", ["Plain text, 1 < 2 and [so on].", "x <tool", "<|end", "{", "Zürich \u20ac{1}", "<|channel|>"]
-)
-def test_other_text_stays_as_it_is(family: str, text: str) -> None:
-    assert read(text, toolbox(REPLIES[family][0]), [3]) == (text, [])
-
-
-@pytest.mark.parametrize("family", REPLIES)
-def test_a_call_that_breaks_off_is_text(family: str) -> None:
+def test_other_text_stays_as_it_is_and_a_call_that_breaks_off_is_text(family: str) -> None:
     template, text, _, before = REPLIES[family]
+    for other in ("Plain text, 1 < 2 and [so on].", "x <tool", "<|end", "{", "Zürich \u20ac{1}", "<|channel|>"):
+        assert read(other, toolbox(template), [3]) == (other, [])
     kept, found = read(text[: text.index("get_weather") + 13], toolbox(template), [4])
-    assert found == []
-    assert kept.startswith(before)
+    assert (found, kept[: len(before)]) == ([], before)
 
 
 @pytest.mark.parametrize("family", REPLIES)
