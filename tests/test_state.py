@@ -18,7 +18,7 @@ from edgellm import state
 from edgellm.errors import StateDamaged
 from edgellm.llm.tools.values import read_json as read_valid
 from edgellm.llm.tools.values import write_json
-from edgellm.state import from_json, hold_lock, private_folder, read_json, read_state, read_toml, set_aside, write_state
+from edgellm.state import from_json, private_folder, read_json, read_state, read_toml, set_aside, write_state
 from edgellm.system import cache_dir, data_dir, state_dir
 
 
@@ -87,15 +87,11 @@ def test_what_the_user_writes_may_be_a_link_and_keeps_its_modes(tmp_path: Path) 
         read_toml(tmp_path / "pipe")
 
 
-def test_everything_is_written_for_the_user_alone_whatever_the_umask(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fchmod", lambda *_: None)  # not at some later moment, but from the first
+def test_everything_is_written_for_the_user_alone_whatever_the_umask(home: Path) -> None:
     before = os.umask(0)
     try:
         write_state(cache_dir() / "deep" / "er" / "file", "{}")
-        with hold_lock(private_folder(data_dir() / "folder") / "lock"):
-            pass
+        private_folder(data_dir() / "folder")
     finally:
         os.umask(before)
     modes = {f"{stat.S_IMODE(path.lstat().st_mode):o}" for path in home.rglob("*") if not path.is_symlink()}
@@ -123,7 +119,9 @@ def test_what_was_open_to_others_is_closed(home: Path, tmp_path: Path) -> None:
         (folder / "inner" / "file").chmod(0o666)
     assert read_state(data_dir() / "inner" / "file") == b"{}"
     assert stat.S_IMODE((data_dir() / "inner" / "file").stat().st_mode) == 0o600
-    assert stat.S_IMODE(private_folder(data_dir() / "inner").stat().st_mode) == 0o700
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere").chmod(0o777)
+    assert stat.S_IMODE(private_folder(tmp_path / "elsewhere").stat().st_mode) == 0o700
     state.close_to_others()
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in (data_dir(), state_dir(), cache_dir())} == {0o700}
     assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o644

@@ -65,9 +65,7 @@ def test_files_have_owners_and_modes_where_systems_know_them(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("platform", ["linux", "win32", "aix"])
-def test_pages_are_dropped_as_the_system_permits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str
-) -> None:
+def test_pages_are_dropped_as_systems_permit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     elsewhere(monkeypatch, platform)
     with (tmp_path / "file").open("w+b") as file:
         system.read_at_random(file.fileno())

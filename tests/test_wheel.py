@@ -87,6 +87,18 @@ def test_an_example_runs_as_it_says(name: str) -> None:
     assert ("corrected" if name == "gate" else "the same text: True") in done.stdout
 
 
+def test_with_a_drafter_of_ones_own_the_text_is_the_verifiers(pair: LLM, alone: LLM) -> None:
+    accepted = 0
+    for number in range(6):
+        wanted = [token.id for token in alone.reply(case(number), max_tokens=24)]
+        reply = pair.reply(case(number), max_tokens=24, drafter=LastTime())
+        assert [token.id for token in reply] == wanted
+        by_itself = alone.reply(case(number), max_tokens=24, drafter=LastTime())
+        assert [token.id for token in by_itself] == wanted
+        accepted += reply.summary.accepted
+    assert accepted > 0
+
+
 def test_a_drafter_of_ones_own_says_nothing_that_a_budget_could_go_by(pair: LLM) -> None:
     with pytest.raises(InvalidOption, match=r"the budget 0\.2 only handles"):
         ReplyOptions(drafter=LastTime(), budget=0.2)

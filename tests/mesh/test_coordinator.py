@@ -339,6 +339,21 @@ def test_a_device_is_lost_in_the_middle_of_a_move(home: Home, whole: Whole, seed
     assert victim not in {share.name for share in home.mesh.shares}
 
 
+def test_if_the_present_placement_is_lost_the_next_one_is_not_waited_for(home: Home, whole: Whole) -> None:
+    home.mesh.move([alone("b")])
+    session = home.verifier.open(GenerationState())
+
+    def then(tokens: int) -> None:
+        if tokens == 2:
+            settle(home.mesh)
+            home.devices["a"].lose()
+
+    assert write(after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
+    assert "a" not in {share.name for share in home.mesh.shares}
+    assert not home.mesh.take_overs
+    assert home.mesh.coming() is None
+
+
 def test_a_device_that_cannot_take_over_costs_nothing(home: Home, whole: Whole) -> None:
     home.mesh.move([alone("b")])
     session = home.verifier.open(GenerationState())

@@ -105,6 +105,16 @@ def test_layers_of_a_whole_model_are_cut_when_they_are_asked_for(verifier_cut: C
     assert whole.layers.files(LayerRange(12, 13)) == []
 
 
+def test_a_stages_small_layers_go_together(verifier_cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def counts(layers: LayerRange) -> list[object]:
+        whole = WholeModel(ModelFile.open(verifier_cut.path), LayerStore(tmp_path, PLENTY))
+        return [check_gguf(path).metadata["llama.block_count"] for path in paths(whole.layers, layers)]
+
+    assert counts(LayerRange(3, 9)) == [6]
+    monkeypatch.setattr("edgellm.storage.layer_pieces.PIECE_BYTES", 4_000_000)  # a layer has 1.8 MB here
+    assert counts(LayerRange(3, 9)) == [1, 2, 2, 1]  # they end at multiples, so that other stages use them, too
+
+
 def test_cutting_is_no_loading(verifier_cut: Cut, tmp_path: Path) -> None:
     cache = WeightCache(WholeModel(ModelFile.open(verifier_cut.path), LayerStore(tmp_path, PLENTY)), keep=-1.0)
     for expected in (["cut", "load"], ["load"]):
@@ -129,6 +139,20 @@ def test_what_others_say_was_brought_costs_no_endless_reading(verifier_cut: Cut,
     assert sum(len(piece.layers) for piece in found) <= 4 * 12
     assert found == pieces_of(ModelFile.open(verifier_cut.path), [piece.layers for piece in found]).pieces
     assert set(found) < set(whole.own_pieces(every)), "asked again, it goes on"
+
+
+def test_a_file_is_in_use_until_it_is_no_longer_loaded(verifier_cut: Cut, tmp_path: Path) -> None:
+    store, model, clock = LayerStore(tmp_path, PLENTY), verifier_cut.work.model, Clock()
+    cache = WeightCache(WholeModel(ModelFile.open(verifier_cut.path), store), keep=60.0, clock=clock)
+    first, second = take(cache, model, 0), take(cache, model, 1)
+    cache.give_back(first)
+    assert store.clean().in_use == 2
+    clock.now = 61.0
+    cache.evict_unused()
+    assert (store.clean().in_use, len(store.pieces(model))) == (1, 1)
+    cache.give_back(second)
+    cache.evict_unused(everything=True)
+    assert (store.clean().in_use, store.size) == (0, 0)
 
 
 def test_caches_and_batches_count_before_anything_is_loaded(verifier_cut: Cut) -> None:
@@ -242,7 +266,6 @@ def test_a_layer_that_is_loaded_stays(draft_path: Path, tmp_path: Path) -> None:
     assert (rest := source.open("0" * 64, pieces)) is not None
     assert rest.held == {3}
     weights.give_back(loaded)
-    assert store.clean().in_use == 1, "it stays warm"
     assert weights.evict_unused(everything=True) == 1
     assert store.clean().in_use == 0
     assert source.open("0" * 64, pieces) is None

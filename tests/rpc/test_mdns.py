@@ -81,9 +81,7 @@ def test_an_address_where_no_other_device_can_be_is_none(host: str) -> None:
         ("tailscale0", "100.101.7.9", False), ("wg0", "10.8.0.2", False), ("en5", "100.64.0.3", False),
     ],
 )  # fmt: skip
-def test_only_a_home_network_is_announced(
-    name: str, host: str, announced: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_network_is_announced(name: str, host: str, announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     address, up = SimpleNamespace(address=host, family=socket.AF_INET), SimpleNamespace(isup=True)
     monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: [address]})
     monkeypatch.setattr("psutil.net_if_stats", lambda: {name: up})

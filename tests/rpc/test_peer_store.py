@@ -59,13 +59,6 @@ def test_it_is_found_by_name_and_by_id(peers: Peers) -> None:
             peers.find(text)
 
 
-def test_rights_come_and_go(peers: Peers) -> None:
-    desk = peers.add(peer())
-    assert peers.grant(desk.id, [Right.FILES]).rights == {Right.VERIFY, Right.FILES}
-    assert peers.revoke(desk.id, [Right.VERIFY]).rights == {Right.FILES}
-    assert peers.all()[0].rights == {Right.FILES}
-
-
 def test_names_can_be_changed_to_what_is_a_name(peers: Peers) -> None:
     desk = peers.add(peer("desk"))
     peers.add(peer("lounge"))

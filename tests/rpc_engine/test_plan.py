@@ -155,9 +155,7 @@ def test_without_the_backend_it_is_said_how_to_get_one(monkeypatch: pytest.Monke
         backend.add_server(1)
 
 
-def test_stages_for_what_they_can_cut_and_rpc_for_the_rest(
-    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_if_they_can_cut_it_and_rpc_else(architectures: Architectures, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, uncut = ModelFile.open(architectures("llama")), ModelFile.open(architectures("qwen35"))
     monkeypatch.setattr(backend, "is_compiled_in", lambda: True)
     assert (choose_engine(plain).engine, choose_engine(uncut).engine) == ("stages", "rpc")

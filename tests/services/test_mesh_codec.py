@@ -30,9 +30,7 @@ def asked(n: int, start: int, chosen: Sampling, logits: bool) -> VerifyRequest:
 
 
 @given(session, number, st.integers(0, 30), ids, sampling, st.booleans())
-def test_ids_and_questions_arrive(
-    session: int, number: int, start: int, data: Ids, chosen: Sampling, logits: bool
-) -> None:
+def test_questions_arrive(session: int, number: int, start: int, data: Ids, chosen: Sampling, logits: bool) -> None:
     sent = MicroBatch(session, number, start, data, asked(len(data) - 1, start, chosen, logits))
     got = read_micro_batch(pb.MeshParcel.FromString(write_micro_batch(sent, False).SerializeToString()), WORK)
     assert (got.session, got.number, got.start) == (session, number, start)

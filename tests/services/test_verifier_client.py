@@ -52,6 +52,16 @@ def test_the_link_changes_nothing(
     assert any(verdict.plausible for verdict in got)
 
 
+def test_a_prefix_that_goes_back_is_followed(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
+    session = remote.open(GenerationState())
+    session.submit(np.concatenate((prompt, prompt)), Chunk()).result()
+    verdict = session.submit(prompt, Chunk(), extra=3).result()
+    shorter = session.submit(prompt[:5], Chunk()).result()
+    session.close()
+    assert verdict.tokens.tolist() == alone(prompt, 4)
+    assert shorter.tokens.tolist() == alone(prompt[:5], 1)
+
+
 def test_a_verdict_that_nobody_waited_for_is_given_up(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
     session = remote.open(GenerationState())
     forgotten = session.submit(np.concatenate([prompt] * 8), Chunk(), extra=50)
@@ -141,9 +151,7 @@ def test_what_is_not_a_verifier_is_said(vocabulary: Vocabulary) -> None:
         ({"tokenizer": b"../../short"}, "tokenizer has a hash of 11 bytes"),
     ],
 )
-def test_another_protocol_or_impossible_figures_are_refused(
-    vocabulary: Vocabulary, figures: dict[str, object], said: str
-) -> None:
+def test_impossible_greetings_are_refused(vocabulary: Vocabulary, figures: dict[str, object], said: str) -> None:
     with scripted(vocabulary, hello=figures) as address, pytest.raises(ProtocolError, match=said):
         RemoteVerifier(address, vocabulary)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -22,13 +23,15 @@ from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.listener import Listening
 from edgellm.services.server.servers import VerifierServer, serve_verifier
+from edgellm.services.verification_codec import write_open
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import GenerationState
-from edgellm.spec.types import Chunk, Ids
+from edgellm.spec.types import GREEDY, Chunk, Ids
 from testkit import free_port
 from tests.conftest import Architectures, Heads
 from tests.programs import run_python
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone, wait_for
+from tests.services.test_verification_service import Device, verify
 from tests.waiting import until
 
 NEVER = replace(PATIENT, retry=60.0, retry_most=60.0)
@@ -105,6 +108,16 @@ def test_stopping_finishes_what_is_in_flight_and_takes_nothing_new(
             session.submit(prompt, Chunk()).result()
         assert not session.ready()
     remote.close()
+
+
+def test_an_idle_session_is_told_that_the_verifier_goes(own: VerifierServer, prompt: Ids) -> None:
+    with grpc.insecure_channel(str(own.address)) as channel:
+        device = Device(channel)
+        device.say(write_open(GREEDY, own.model.vocabulary.fingerprint), verify(prefix=tuple(prompt.tolist())))
+        assert device.hear().WhichOneof("frame") == "verdict"
+        own.request_stop(grace=300)
+        assert device.hear().WhichOneof("frame") == "draining"
+        device.finish()
 
 
 @pytest.mark.parametrize("forced", [False, True])

@@ -74,9 +74,7 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
         assert told == []
 
 
-def test_a_stage_that_waits_for_a_slower_one_hears_that_it_is_in_use(
-    verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_that_waits_for_another_is_in_use(verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
     now, touched = [0.0], calls_of(monkeypatch, Stage, "touch")
     monkeypatch.setattr("edgellm.mesh.stage.perf_counter", lambda: now[0])
     slow, work = SlowLayers(verifier_cut.layers, 11), verifier_cut.work

@@ -91,6 +91,23 @@ EVERY_USE: list[Callable[[History], object]] = [
 ]
 
 
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_only_the_user_can_read_it(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fchmod", lambda *_: None)  # not at some later moment, but from the first
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    before = os.umask(0)
+    try:
+        keep(history, "q")
+        history.turn_off()
+    finally:
+        os.umask(before)
+    assert mode(history.folder) == mode(history.path) == 0o700
+    assert [mode(path) for path in history.folder.rglob("*") if path.is_file()] == [0o600] * 3  # one chat, lock, off
+
+
 @pytest.mark.parametrize("use", EVERY_USE)
 def test_a_file_in_the_folders_place_is_told_and_stays(history: History, use: Callable[[History], object]) -> None:
     history.folder.parent.mkdir()
@@ -98,7 +115,7 @@ def test_a_file_in_the_folders_place_is_told_and_stays(history: History, use: Ca
     history.folder.chmod(0o644)
     with pytest.raises(HistoryUnusable, match="not a folder"):
         use(history)
-    assert (history.folder.read_text(), history.folder.stat().st_mode & 0o777) == ("mine", 0o644)
+    assert (history.folder.read_text(), mode(history.folder)) == ("mine", 0o644)
 
 
 ROOT = Path(__file__).parents[2]

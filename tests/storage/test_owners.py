@@ -112,6 +112,14 @@ def test_what_is_received_is_never_written_through_a_link(
     assert precious.read_text() == "mine"
 
 
+def test_a_store_is_closed_to_other_users(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
+    store.root.mkdir(mode=0o777)
+    store.root.chmod(0o777)
+    put(store, draft_path, manifest, manifest.pieces[1:2], X)
+    folders = [store.root, *(path for path in store.root.rglob("*") if path.is_dir())]
+    assert {oct(path.stat().st_mode & 0o777) for path in folders} == {"0o700"}
+
+
 def room_for(pieces: int, folder: Path, model: Path) -> LayerStore:
     return LayerStore(folder / "layers", pieces * layerwise(model).pieces[1].size)
 

@@ -169,16 +169,3 @@ def test_where_it_is_not_wanted_nothing_is_kept_or_used(model: Path) -> None:
     keep(on, text(300))
     assert off.find("k", text(300), 0, whole=False) is None
     assert on.find("k", text(300), 0, whole=False) is not None
-
-
-def test_what_the_user_took_back_is_removed(model: Path) -> None:
-    before = of(SavedPrompts(10**6), model)
-    keep(before, text(300))
-    keep(before, np.zeros(300, dtype=np.int32))
-    saved = SavedPrompts(10**6)
-    prompts = of(saved, model)
-    assert prompts.find("k", text(300), 0, whole=False) is not None
-    epoch = prompts.epoch
-    saved.forget()
-    assert prompts.epoch != epoch
-    assert files() == []  # nothing tells which of them has the words in it

@@ -95,9 +95,7 @@ def test_log_probabilities_cross_both_links(houses: dict[str, House]) -> None:
 
 
 @pytest.mark.parametrize("way", ["vllm-score", "llama-server", "two"])
-def test_a_device_gets_the_servers_text_by_rules(
-    way: str, houses: dict[str, House], f32_pair: tuple[Path, Path]
-) -> None:
+def test_devices_get_the_servers_text_by_rules(way: str, houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
     schema = json.dumps({"type": "object", "properties": {"day": {"enum": ["Friday", "Monday"]}}, "required": ["day"]})
     with LLM.open(None, f32_pair[1], threads=1) as alone:
         for options in ({}, {"presence_penalty": 1.0}, {"json_schema": schema}, {"json_schema": schema} | SAMPLED):

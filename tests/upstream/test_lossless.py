@@ -109,9 +109,7 @@ def test_sglang_is_asked_from_the_prefix_end_on(open_pair: OpenPair) -> None:
     assert min(scored) >= prompt - 1
 
 
-def test_a_server_that_cannot_write_its_rows_is_soon_asked_without_them(
-    open_pair: OpenPair, wanted: dict[int, list[int]]
-) -> None:
+def test_a_server_that_cannot_write_rows_is_asked_for_none(open_pair: OpenPair, wanted: dict[int, list[int]]) -> None:
     """There is a NaN in the memory of rows that it has cached, and it refuses with status 400."""
     pair, server = open_pair(partial(Vllm, scores=True, counts=True, refuses=True))
     for _ in range(2):
@@ -138,9 +136,7 @@ def test_log_probabilities_are_the_servers(open_pair: OpenPair, f32_pair: tuple[
             assert one.logprobs.ids.tolist() == other.logprobs.ids.tolist()
 
 
-def test_a_profile_is_that_of_the_pair_here_and_its_budget_is_kept(
-    open_pair: OpenPair, f32_pair: tuple[Path, Path]
-) -> None:
+def test_a_profile_is_that_of_the_pair_here_and_budgets_hold(open_pair: OpenPair, f32_pair: tuple[Path, Path]) -> None:
     prompts = [case(number) for number in range(20, 24)]
     with LLM.open(*f32_pair, threads=1, history=False) as here:
         wanted = here.profile(prompts, max_tokens=MOST)
