@@ -19,6 +19,7 @@ from edgellm.cli.options import option_texts
 from edgellm.errors import EdgeError
 from edgellm.rpc.trust.trust import Peers
 from tests.cli.conftest import Edge, commands
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,15 +117,13 @@ def test_ctrl_c_while_the_program_is_imported_is_130(monkeypatch: pytest.MonkeyP
 
 def imported(*words: str) -> set[str]:
     """Return the packages of edgellm and of libraries that a command line imports."""
-    program = (
-        "import sys; from edgellm.cli.app import run; run(sys.argv[1:]);"
-        "print('\\n' + ' '.join('.'.join(m.split('.')[: 2 if m.startswith('edgellm.') else 1]) for m in sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
-        cwd=ROOT,
-    )  # fmt: skip
-    return set(done.stdout.splitlines()[-1].split())
+    program = """
+        import sys
+        from edgellm.cli.app import run
+        run(sys.argv[1:])
+        print("\\n", *(".".join(m.split(".")[: 2 if m.startswith("edgellm.") else 1]) for m in sys.modules))
+    """
+    return set(run_python(program, *words).stdout.splitlines()[-1].split())
 
 
 def test_help_is_quick_because_it_imports_the_command_line_alone() -> None:
@@ -196,7 +195,6 @@ def test_every_option_has_a_variable_of_its_own() -> None:
 
 
 FETCH = "Fetch it with: edgellm pull qwen3:8b (5.0 GB, Qwen/Qwen3-8B-GGUF:Q4_K_M)"
-TRAINED = "was trained for 1024. Give a --ctx-size"
 GATEWAY = "serve --role verifier --no-http --upstream http://127.0.0.1:9 -m edgellm-draft"
 REFUSED = {
     "frob": (2, "edgellm --help"),
@@ -211,13 +209,9 @@ REFUSED = {
     "run --think off edgellm-draft": (2, "Name the model first"),
     "run edgellm-verifier Hello --draft none --budgt 1": (2, "No such option: --budgt"),
     # replies
-    "chat Hello --draft none --verifier none": (2, "at least one"),
-    "chat Hello --temperature -1": (2, "temperature is -1"),
     "chat Hello --gate maybe": (2, "'auto', 'synera', 'confidence'"),
     "chat Hello --profile none.json": (1, "edgellm profile"),
     "chat Hello --context none.txt": (2, "none.txt cannot be read"),
-    "chat Hello --ctx-size 999999": (2, TRAINED),
-    "chat Hello -c": (2, "no conversation to continue"),
     "history show 90d": (2, "has no meaning"),
     "history off --yes": (2, "--yes has no meaning"),
     # servers
@@ -243,7 +237,6 @@ REFUSED = {
     "mesh plan --preset csgo --devices x.toml": (2, "--devices and --preset exclude"),
     "mesh plan --devices none.toml": (2, "There is no file none.toml"),
     "mesh plan nobody/nothing --preset csgo": (1, "edgellm pull nobody/nothing"),
-    "mesh plan --preset csgo --tokens-in 2000000": (1, "Choose a smaller model"),
     "mesh plan --preset home": (2, "Choose from csgo"),
     "mesh plan --preset csgo --threads 2": (2, "--threads has no meaning with described devices"),
     "mesh plan --preset csgo --ctx-size 512": (2, "--ctx-size needs a model file"),
@@ -260,7 +253,6 @@ REFUSED = {
     # pairing
     "pair 127.0.0.1:5": (2, "The code is missing"),
     "pair 127.0.0.1:99999 7-lamp-otter": (2, "Port 99999"),
-    "pair 127.0.0.1:1 7-lamp-otter": (1, "No device is waiting at 127.0.0.1:1"),
     "pair --grant ''": (2, "No right is given"),
     "pair --name '\x1b[31m'": (2, "not a valid device name"),
     "peers rm": (2, "needs a device"),

@@ -19,20 +19,15 @@ from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.layers import Cut, RateLimiter, clean, upload
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, manifest_of
+from edgellm.storage.layer_pieces import LayerPiece, Manifest, manifest_of
 from edgellm.storage.layer_store import LayerStore
 from tests.cli.conftest import Done, Edge
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
-from tests.storage.pieces import layerwise
+from tests.storage.pieces import bytes_of, layerwise
 from tests.waiting import until
 
 Bytes = dict[LayerPiece, bytes]
-
-
-def honest(manifest: Manifest, model: Path) -> Bytes:
-    file = ModelFile.open(model)
-    return {piece: b"".join(map(bytes, cut_piece(file, piece.layers))) for piece in manifest.pieces}
 
 
 def garbled(manifest: Manifest, model: Path, folder: Path) -> Bytes:
@@ -43,7 +38,7 @@ def garbled(manifest: Manifest, model: Path, folder: Path) -> Bytes:
             if tensor.name.endswith(("ffn_down.weight", "attn_output.weight")):
                 file.seek(tensor.offset)
                 file.write(bytes(tensor.nbytes))
-    return honest(manifest, copy)
+    return {piece: bytes_of(copy, piece) for piece in manifest.pieces}
 
 
 def claimed(manifest: Manifest, pieces: Bytes) -> tuple[Manifest, Bytes]:

@@ -29,6 +29,7 @@ from edgellm.http.middleware import page_key
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.services.server.servers import WorkerServer
+from testkit import free_port
 from testkit.gguf.random_model import SHAPES, write
 from tests.cli.conftest import Edge, ids
 from tests.cli.serving import ROOT, Served, Start, start
@@ -108,8 +109,7 @@ def tokens(reply: Any) -> list[int]:
 
 def test_every_role_answers_lists_what_it_has_and_stops_gracefully(start: Start, edge: Edge) -> None:
     wanted = ids(edge(*NEAR))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     verifier, url = start("--role", "verifier", "--port", str(port))
     assert tokens(reply(url)) == wanted
     assert reply(url, "edgellm-draft")["model"] == "edgellm-draft"  # every model here can be named

@@ -44,11 +44,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 EVENTS: list[str] = []
 
 
+def defaults_of(events: list[str], n_ctx: int = 512, replies: int = 1) -> ModelDefaults:
+    hardware = Hardware(n_ctx=n_ctx, threads=1)
+    return ModelDefaults(hardware, hardware, ReplyOptions(), events.append, replies)
+
+
 @pytest.fixture(scope="module")
 def many(cache: Path) -> Iterator[HttpServer]:
     """A server with the bundled pair by default, as `edgellm serve` opens it."""
-    hardware = Hardware(n_ctx=1_024, threads=1)  # more than the other model was trained for
-    defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
+    defaults = defaults_of(EVENTS, 1_024)  # more than the other model was trained for
     with configured(on_event=EVENTS.append, aliases={"claude-haiku": "some/tiny"}) as server:
         opener = PairOpener("edgellm-verifier", "edgellm-draft", "edgellm-verifier", defaults)
         served = opener.open(Counter(), bool)
@@ -99,10 +103,7 @@ def test_a_named_model_writes_what_it_writes_alone(ask_many: Ask, name: str) -> 
 
 
 def opened_as(name: str, events: list[str]) -> ServedModel:
-    hardware = Hardware(n_ctx=512, threads=1)
-    return (
-        NamedModels(ModelDefaults(hardware, hardware, ReplyOptions(), events.append)).find(name).open(Counter(), bool)
-    )
+    return NamedModels(defaults_of(events)).find(name).open(Counter(), bool)
 
 
 def test_a_verifier_gets_the_draft_model_that_fits_it(cache: Path) -> None:
@@ -146,9 +147,7 @@ def test_a_named_model_has_contexts_for_as_many_replies_as_fit(cache: Path, monk
     monkeypatch.setattr(memory_fit, "free_memory", lambda: room)
     monkeypatch.setattr(catalogs, "list_models", list)  # no draft model
     model = next(one for one in list_models() if one.name == VERIFIER)
-    served = ModelOpener(model, ModelDefaults(hardware, hardware, ReplyOptions(), opened.append, 4)).open(
-        Counter(), bool
-    )
+    served = ModelOpener(model, defaults_of(opened, replies=4)).open(Counter(), bool)
     with served.pair:
         assert (served.replies, served.pair.replies) == (2, 2)
     assert opened[0].startswith(f"{VERIFIER}: 2 replies are written at once, not 4: verifier.gguf takes ")

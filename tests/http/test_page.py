@@ -93,46 +93,42 @@ def talk(page: Page, text: str, number: int = 1) -> None:
     expect(page.locator(".said").nth(number - 1)).to_contain_text("tokens")
 
 
-def test_a_conversation_shows_who_wrote_each_word(page: Page, own: LLM) -> None:
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(own, "edgellm-verifier"))
-        page.goto(server.url)
-        expect(page.locator("#state")).to_have_text("ready")
-        expect(page.locator("#title-model")).to_have_text("edgellm-verifier")
-        expect(page.locator("[data-models]:visible")).to_contain_text("toy pair")
-        expect(page.locator("#examples")).to_be_hidden()  # it cannot answer them
-        talk(page, QUESTION)
-        reply = own.reply(QUESTION)
-        tokens = [token for token in reply if token.piece]
-        assert page.locator(".words").first.inner_text() == reply.summary.text
-        words = page.locator(".words .word")
-        assert words.count() == len(tokens)
-        assert "".join(words.all_text_contents()) == reply.summary.text
-        words.nth(2).hover()
-        expect(page.locator("#who")).to_have_text(
-            re.compile(r"(accepted|corrected|bonus|retrieved|verifier) .+round \d+")
-        )
-        page.mouse.move(5, 5)
-        expect(page.locator("#who")).to_be_hidden()
-        page.locator(".words").first.focus()
-        for _ in range(2):
-            page.keyboard.press("ArrowRight")
-        expect(words.nth(1)).to_be_focused()
-        expect(page.locator("#who")).to_be_visible()
-        page.keyboard.press("Escape")
-        expect(page.locator("#who")).to_be_hidden()
-        words.nth(0).click()
-        expect(page.locator("#who")).to_be_visible()
-        counts = page.locator("#legend .count").all_inner_texts()
-        assert sum(int(count or 0) for count in counts) == len(list(own.reply(QUESTION)))
-        expect(page.locator("#costs-rows tr.now th")).to_have_text("everything")
-        expect(page.locator("#devices")).to_contain_text("this device")
-        expect(page.locator("#plan")).to_be_hidden()
-        talk(page, "And where is it?", 2)
-        page.click("#new")
-        expect(page.locator(".words")).to_have_count(0)
-        page.fill("#budget", "20")
-        expect(page.locator("#budget-value")).to_have_text("20 %")
+def test_a_conversation_shows_who_wrote_each_word(page: Page, own: LLM, server: HttpServer) -> None:
+    page.goto(server.url)
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#title-model")).to_have_text("edgellm-verifier")
+    expect(page.locator("[data-models]:visible")).to_contain_text("toy pair")
+    expect(page.locator("#examples")).to_be_hidden()  # it cannot answer them
+    talk(page, QUESTION)
+    reply = own.reply(QUESTION)
+    tokens = [token for token in reply if token.piece]
+    assert page.locator(".words").first.inner_text() == reply.summary.text
+    words = page.locator(".words .word")
+    assert words.count() == len(tokens)
+    assert "".join(words.all_text_contents()) == reply.summary.text
+    words.nth(2).hover()
+    expect(page.locator("#who")).to_have_text(re.compile(r"(accepted|corrected|bonus|retrieved|verifier) .+round \d+"))
+    page.mouse.move(5, 5)
+    expect(page.locator("#who")).to_be_hidden()
+    page.locator(".words").first.focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    expect(words.nth(1)).to_be_focused()
+    expect(page.locator("#who")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#who")).to_be_hidden()
+    words.nth(0).click()
+    expect(page.locator("#who")).to_be_visible()
+    counts = page.locator("#legend .count").all_inner_texts()
+    assert sum(int(count or 0) for count in counts) == len(list(own.reply(QUESTION)))
+    expect(page.locator("#costs-rows tr.now th")).to_have_text("everything")
+    expect(page.locator("#devices")).to_contain_text("this device")
+    expect(page.locator("#plan")).to_be_hidden()
+    talk(page, "And where is it?", 2)
+    page.click("#new")
+    expect(page.locator(".words")).to_have_count(0)
+    page.fill("#budget", "20")
+    expect(page.locator("#budget-value")).to_have_text("20 %")
 
 
 def test_the_marks_of_sources_are_told_apart_also_without_colour(page: Page) -> None:
@@ -190,8 +186,7 @@ def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None
 
 def test_on_a_phone_nothing_sticks_out(page: Page, own: LLM) -> None:
     phone = SIZES["narrow"]
-    with HttpServer(HOME) as server:
-        server.open(ServedModel(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone"))
+    with serving(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone") as server:
         page.set_viewport_size(phone)
         page.goto(server.url)
         expect(page.locator("#state")).to_have_text("ready")

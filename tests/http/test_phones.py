@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from edgellm.http.middleware import HttpConfig, Keys
-from edgellm.http.model_host import ServedModel
+from edgellm.http.middleware import Keys
 from edgellm.http.server import HttpServer
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peers, Phone
-from tests.http.conftest import HOME, Answer, asker, conversation
+from tests.http.conftest import Answer, asker, conversation, serving
 from tests.http.test_streaming import Scripted, endless
 from tests.waiting import until
 
@@ -27,8 +26,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def server(store: object, said: list[str]) -> Iterator[HttpServer]:
-    with HttpServer(HOME, HttpConfig(key=API, page_key=PAGE, on_event=said.append)) as opened:
-        opened.open(ServedModel(Scripted(endless), "made-up"))  # type: ignore[arg-type]
+    with serving(Scripted(endless), "made-up", key=API, page_key=PAGE, on_event=said.append) as opened:
         yield opened
 
 
