@@ -82,9 +82,11 @@ def commands() -> Iterator[typer.Context]:
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, curves: Path) -> None:
-    """Nothing of the user's own is read or written. What decodes cost is known; only a few tests are about that."""
+    """Nothing of the user's own is read or written, and nothing leaves this machine. What decodes cost is known; only a
+    few tests are about that."""
     copytree(curves, tmp_path / "home" / "cache" / "curves")
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
     monkeypatch.setenv("TERM", "xterm")
     for name in ("EDGELLM_DRAFT", "EDGELLM_VERIFIER", "NO_COLOR", "FORCE_COLOR", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)

@@ -269,7 +269,6 @@ REFUSED = {
 @pytest.mark.parametrize("line", REFUSED)
 def test_it_is_a_line_with_a_next_step(edge: Edge, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a user with a paired device that is never there, and without services."""
-    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     before = Peers().path.read_bytes()
     done = edge(*shlex.split(line))

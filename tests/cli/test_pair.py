@@ -25,12 +25,6 @@ Shown: TypeAlias = tuple[subprocess.Popen[str], dict[str, Any]]
 BRIEF = ("Hello", "--max-tokens", "4", "--retrieval", "off")
 
 
-@pytest.fixture(autouse=True)
-def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing leaves this machine."""
-    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
-
-
 @pytest.fixture
 def shown(tmp_path: Path) -> Iterator[Shown]:
     words = ("pair", "--json", "--name", "desk", "--port", "0", "--grant", "verify,files")

@@ -185,10 +185,7 @@ def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
     assert f"Port {port} is in use" in capsys.readouterr().err
 
 
-def test_the_link_for_all_addresses_names_one_that_can_be_opened(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+def test_the_link_for_all_addresses_names_one_that_can_be_opened(capsys: pytest.CaptureFixture[str]) -> None:
     with http_serving.http_server(HTTPOptions(http_host="0.0.0.0", http_port=0), 1, paired_only=False) as server:
         assert server is not None
         http_serving.print_urls(server)

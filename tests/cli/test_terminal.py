@@ -109,8 +109,7 @@ def test_a_conversation(screens: list[Screen]) -> None:
     assert screen.end() == 0
 
 
-def test_a_phone_scans_the_code_of_a_servers_page(screens: list[Screen], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+def test_a_phone_scans_the_code_of_a_servers_page(screens: list[Screen]) -> None:
     with (
         HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(page_key=page_key())) as server,
         recorded("localhost", server.address.port, None),  # a name may be another machine's way to this one

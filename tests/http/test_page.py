@@ -335,8 +335,7 @@ def test_a_phone_is_paired_by_a_link_or_a_typed_code_until_it_is_revoked(page: P
 
 
 def test_it_can_be_installed_and_opens_while_the_server_is_away(page: Page) -> None:
-    with HttpServer(HOME) as server:
-        server.models.open_without_model("There is none.")
+    with page_states.server_without_model() as server:
         page.goto(server.url)
         kept = "async () => (await (await caches.open('edgellm')).keys()).length"
         until(lambda: page.evaluate(kept) >= len([*(files("edgellm.http") / "page").iterdir()]))  # but for the worker

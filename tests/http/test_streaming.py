@@ -25,7 +25,7 @@ from edgellm.spec.sampling import ModelSampling
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Event, Notice, Source, Token
-from tests.http.conftest import HOME, asker, conversation, serving
+from tests.http.conftest import HOME, Ask, asker, conversation, serving
 from tests.waiting import until
 
 Script = Callable[[Summary, Callable[[], bool]], Generator[Event, None, None]]
@@ -133,25 +133,24 @@ def test_an_error_mid_stream_has_openais_form() -> None:
         assert int(whole.headers["retry-after"]) >= 1
 
 
-def test_the_progress_of_a_long_prompt_is_streamed_to_who_asks(own: LLM) -> None:
-    with serving(own, "edgellm-verifier") as server:
-        for wanted, stream in ((True, True), (False, True), (True, False)):
-            prompt = f"{wanted} {stream} " + "The bus leaves at 8:10. " * 60
-            messages = [{"role": "user", "content": prompt}]
-            body = {"messages": messages, "max_tokens": 2, "stream": stream, "return_progress": wanted}
-            answer = asker(server)("POST", "/v1/chat/completions", body)
-            assert answer.status == 200
-            if not stream:
-                assert b"prompt_progress" not in answer.body
-                continue
-            progress = [event["prompt_progress"] for event in answer.events if "prompt_progress" in event]
-            assert bool(progress) is wanted
-            for one in progress:
-                assert 0 <= one["cache"] <= one["processed"] <= one["total"]
-                timings = answer.events[-1]["timings"]
-                read = timings["cache_n"] + timings["prompt_n"]  # a draft model reads the verifier's first words, too
-                assert one["total"] == read or one["model"] == own.draft_name
-            assert {one["model"] for one in progress} <= {own.draft_name, own.verifier_name}  # a quick one says nothing
+def test_the_progress_of_a_long_prompt_is_streamed_to_who_asks(own: LLM, ask: Ask) -> None:
+    for wanted, stream in ((True, True), (False, True), (True, False)):
+        prompt = f"{wanted} {stream} " + "The bus leaves at 8:10. " * 60
+        messages = [{"role": "user", "content": prompt}]
+        body = {"messages": messages, "max_tokens": 2, "stream": stream, "return_progress": wanted}
+        answer = ask("POST", "/v1/chat/completions", body)
+        assert answer.status == 200
+        if not stream:
+            assert b"prompt_progress" not in answer.body
+            continue
+        progress = [event["prompt_progress"] for event in answer.events if "prompt_progress" in event]
+        assert bool(progress) is wanted
+        for one in progress:
+            assert 0 <= one["cache"] <= one["processed"] <= one["total"]
+            timings = answer.events[-1]["timings"]
+            read = timings["cache_n"] + timings["prompt_n"]  # a draft model reads the verifier's first words, too
+            assert one["total"] == read or one["model"] == own.draft_name
+        assert {one["model"] for one in progress} <= {own.draft_name, own.verifier_name}  # a quick one says nothing
 
 
 @pytest.mark.parametrize("fails", [False, True])
