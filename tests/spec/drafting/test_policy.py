@@ -71,16 +71,6 @@ def test_what_is_below_a_floor_changes_no_choice(curve: CostCurve, survives: lis
         assert known.bid(kept, ROOM) == known.bid(survives, ROOM)
 
 
-def test_what_the_cost_curve_gets_wrong_is_learned() -> None:
-    cheap = CostCurve(KNOTS, tuple(1.0 + 0.01 * rows for rows in KNOTS))
-    sure = [0.9**n for n in range(1, 40)]
-    believed, taught = policy(cheap), policy(cheap)
-    for _ in range(40):
-        told(taught, 0, 1, 1.0)
-        told(taught, 15, 8, 16.0)
-    assert taught.bid(sure, ROOM).copies < 8 < believed.bid(sure, ROOM).copies
-
-
 def test_where_a_further_row_costs_more_more_has_to_have_occurred_before() -> None:
     for second, least in ((1.1, 1), (1.8, 2), (3.2, 3)):
         known = policy(CostCurve((1, 2, 64), (1.0, second, 40.0)))
