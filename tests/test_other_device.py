@@ -74,7 +74,7 @@ GROUPS = {
     "verifiers and workers": Group(
         ("verifier/test_inside.py", "services/test_verifier_server.py", "services/test_worker_server.py"),
         without=("stopping", "still_leave", "share_passes"),
-        least=26,
+        least=22,
     ),
 }  # fmt: skip
 

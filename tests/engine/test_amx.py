@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.native import features, lib
 from edgellm.engine.trial import probe
 from edgellm.isolation.serving import pack
+from tests.watching import calls_of
 
 
 @pytest.fixture
@@ -39,30 +39,23 @@ def deadly(on_amx: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr(sys, "executable", str(child))
 
 
-@pytest.fixture
-def laid_out_anew(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each model that is loaded, whether llama.cpp may lay out its weights for instructions of its choice."""
-    seen = []
-    load = lib.llama_model_load_from_file
-
-    def loaded(path: bytes, params: Any) -> Any:
-        seen.append(bool(params.use_extra_bufts))
-        return load(path, params)
-
-    monkeypatch.setattr(lib, "llama_model_load_from_file", loaded)
-    return seen
-
-
 def no_child(*_: object, **__: object) -> str:
     raise AssertionError("a child process was started")
 
 
-def test_without_amx_nothing_is_tried(on_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replace(features(), instructions=("AVX2",))
+@pytest.mark.parametrize(
+    ("instruction", "wish", "failure"),
+    [("AVX2", "", ""), (probe.INSTRUCTION, "off", "EDGELLM_AMX is off"), (probe.INSTRUCTION, "on", "")],
+)
+def test_nothing_is_tried_without_amx_or_where_the_user_decides(
+    on_amx: bool, monkeypatch: pytest.MonkeyPatch, instruction: str, wish: str, failure: str
+) -> None:
+    found = replace(features(), instructions=(instruction,))
     monkeypatch.setattr(probe, "features", lambda: found)
     monkeypatch.setattr(probe, "try_in_child", no_child)
+    monkeypatch.setenv("EDGELLM_AMX", wish)
 
-    assert probe.amx_failure() == ""
+    assert probe.amx_failure() == failure
 
 
 def test_what_a_child_survives_is_used(on_amx: bool) -> None:
@@ -70,28 +63,17 @@ def test_what_a_child_survives_is_used(on_amx: bool) -> None:
 
 
 @pytest.mark.usefixtures("deadly")
-def test_what_ends_a_child_is_not_used_and_not_tried_again(
-    draft_path: Path, laid_out_anew: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ends_a_child_is_not_used_and_not_tried_again(draft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.amx_failure() == "it ends the process with SIGSEGV"
 
     probe.amx_failure.cache_clear()  # as in the next process
     monkeypatch.setattr(probe, "try_in_child", no_child)
+    loads = calls_of(monkeypatch, lib, "llama_model_load_from_file")
     with Model.load(draft_path) as model, Context(model, ContextSpec(n_ctx=32)) as context:
         rows = context.decode(model.tokenize("a mug", special=False))
 
-    assert laid_out_anew == [False]
+    assert [params.use_extra_bufts for _path, params in loads] == [False], "weights stay as the file lays them out"
     assert rows.shape[1] == model.n_vocab
-
-
-def test_the_user_decides(on_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "try_in_child", no_child)
-    monkeypatch.setenv("EDGELLM_AMX", "off")
-    assert probe.amx_failure() == "EDGELLM_AMX is off"
-
-    probe.amx_failure.cache_clear()
-    monkeypatch.setenv("EDGELLM_AMX", "on")
-    assert probe.amx_failure() == ""
 
 
 @pytest.mark.usefixtures("deadly")

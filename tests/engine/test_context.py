@@ -1,7 +1,5 @@
 """The cache: whatever was decoded, rolled back or branched before, logits are those of a fresh context."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -9,18 +7,13 @@ from edgellm.engine import Capture, Context, ContextSpec, Model, SeqRows, native
 from edgellm.errors import ContextFull, InvalidOption
 from tests.engine.conftest import MakeModel
 from tests.engine.logits import CLOSE, difference, one_by_one, some_ids
+from tests.watching import calls_of
 
 
-def test_exactness_follows_the_weights(exact_model: Model, draft_model: Model) -> None:
-    with Context(exact_model, ContextSpec(n_ctx=8)) as one, Context(draft_model, ContextSpec(n_ctx=8)) as two:
-        assert one.spec.exact
-        assert not two.spec.exact
-    with Context(draft_model, ContextSpec(n_ctx=8, exact=True)) as three:
-        assert three.spec.exact
-
-
-def test_exact_contexts_of_quantised_weights_agree_too(draft_model: Model) -> None:
+def test_contexts_of_quantised_weights_are_exact_where_that_is_asked_for(draft_model: Model) -> None:
     ids = some_ids(40)
+    with Context(draft_model, ContextSpec(n_ctx=8)) as usual:
+        assert not usual.spec.exact
     with Context(draft_model, ContextSpec(n_ctx=64, threads=1, exact=True)) as context:
         single = np.concatenate([context.decode(ids[i : i + 1]).copy() for i in range(40)])
         context.clear()
@@ -119,25 +112,20 @@ WIDTHS = [0, 1, 4, 4, 4, 8, 8, 8, 8]
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 9])
 @pytest.mark.parametrize("outputs", [0, 1, 2])
-def test_it_changes_nothing_that_is_seen(exact_model: Model, n: int, outputs: int) -> None:
+def test_it_changes_nothing_that_is_seen(
+    exact_model: Model, n: int, outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids, spec = np.arange(300, 330, dtype=np.int32), ContextSpec(n_ctx=64)
     with Context(exact_model, spec) as one, Context(exact_model, spec) as other:
         one.fill(WIDTHS)
-        rows: list[int] = []
-        run = one._run
-
-        def noted(total: int, *more: Any) -> None:
-            rows.append(total)
-            run(total, *more)
-
-        one._run = noted  # type: ignore[method-assign, assignment]
+        batches = calls_of(monkeypatch, one, "_run")
         for at in (0, n, 2 * n):
             given = min(outputs, n)
             filled, plain = (c.decode(ids[at : at + n], outputs=given).copy() for c in (one, other))
             assert filled.shape == plain.shape
             assert np.allclose(filled, plain, atol=1e-4)
         assert one.cached().tolist() == other.cached().tolist()
-        assert rows == [WIDTHS[n] if n < len(WIDTHS) else n] * 3
+        assert [rows for rows, _batch in batches] == [WIDTHS[n] if n < len(WIDTHS) else n] * 3
         assert one.decode(ids[:9]).argmax() == other.decode(ids[:9]).argmax()  # nothing is left of the copies
 
 

@@ -15,6 +15,7 @@ import pytest
 from edgellm import system
 from edgellm.engine import Context, ContextSpec, Model, cores
 from edgellm.engine.cores import Computation, Crowding, Gauges, SharedCores, fair_share, run_delay, shared_cores
+from testkit.processes.busy import busy
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cores are shared on Linux")
@@ -228,24 +229,14 @@ def test_threads_that_sleep_or_seldom_compute_are_not_taken_for_crowded_ones() -
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell who stands in line")
 def test_beside_busy_processes_one_thread_decodes(verifier_model: Model) -> None:
-    spin = "print(flush=True)\nwhile True: pass"
-    count = 2 * len(os.sched_getaffinity(0))
-    busy = [subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE) for _ in range(count)]
-    try:
-        for process in busy:
-            assert process.stdout is not None
-            process.stdout.readline()
-        before, ids = run_delay(), np.arange(300, 364, dtype=np.int32)
-        with Context(verifier_model, ContextSpec(n_ctx=128, threads=len(os.sched_getaffinity(0)))) as context:
+    count, ids = len(os.sched_getaffinity(0)), np.arange(300, 364, dtype=np.int32)
+    before = run_delay()
+    with busy(2 * count), Context(verifier_model, ContextSpec(n_ctx=128, threads=count)) as context:
 
-            def fewer() -> bool:
-                context.decode(ids)
-                context.clear()
-                return context.native.threads_used < max(2, context.native.threads)
+        def fewer() -> bool:
+            context.decode(ids)
+            context.clear()
+            return context.native.threads_used < max(2, context.native.threads)
 
-            until(fewer)
-        assert run_delay() > before
-    finally:
-        for process in busy:
-            process.kill()
-            process.communicate()
+        until(fewer)
+    assert run_delay() > before

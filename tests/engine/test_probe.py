@@ -166,12 +166,14 @@ def test_a_trial_computes_as_the_model_will(children: Children, architectures: A
     assert told(path) == repr(there)
 
 
-def test_a_verdict_holds_for_one_kind_of_cache(tiny_path: Path) -> None:
-    def key(**hardware: Any) -> str:
-        return probe.Probe(ModelFile.open(tiny_path), Hardware(**hardware)).key()
+def key(path: Path, over_rpc: bool = False, **hardware: Any) -> str:
+    """Return the key of the verdict on a file."""
+    return probe.Probe(ModelFile.open(path), Hardware(**hardware), over_rpc=over_rpc).key()
 
-    assert key() == key(cache_type="f16", n_ctx=512, threads=1) == key(n_batch=64)
-    assert len({key(), key(cache_type="q4_0"), key(flash_attn=True)}) == 3
+
+def test_a_verdict_holds_for_one_kind_of_cache(tiny_path: Path) -> None:
+    assert key(tiny_path) == key(tiny_path, cache_type="f16", n_ctx=512, threads=1) == key(tiny_path, n_batch=64)
+    assert len({key(tiny_path), key(tiny_path, cache_type="q4_0"), key(tiny_path, flash_attn=True)}) == 3
 
 
 CARDS = {
@@ -192,21 +194,19 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cards")
 def test_a_verdict_holds_for_its_kind_of_devices_alone(tiny_path: Path) -> None:
-    def key(layers: int | None, devices: tuple[str, ...] = (), over_rpc: bool = False) -> str:
-        there = Hardware(gpu_layers=layers, devices=devices)
-        return probe.Probe(ModelFile.open(tiny_path), there, over_rpc=over_rpc).key()
-
     ways = [(), ("CUDA0",), ("Vulkan0",), ("Vulkan1",), ("CUDA0", "CUDA1")]
-    assert len({*(key(7, way) for way in ways), key(None), key(None, over_rpc=True)}) == len(ways) + 2
-    assert key(7, ("CUDA0",)) == key(ALL_LAYERS, ("CUDA1",))  # which of several alike, and how many layers
-    assert key(None) == key(0, ("CUDA0",))
+    on_cards = {key(tiny_path, gpu_layers=7, devices=way) for way in ways}
+    assert len({*on_cards, key(tiny_path), key(tiny_path, over_rpc=True)}) == len(ways) + 2
+    # It does not matter which of several alike, and how many layers.
+    assert key(tiny_path, gpu_layers=7, devices=("CUDA0",)) == key(tiny_path, gpu_layers=ALL_LAYERS, devices=("CUDA1",))
+    assert key(tiny_path) == key(tiny_path, gpu_layers=0, devices=("CUDA0",))
 
 
 def test_a_verdict_ends_with_the_build(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, keys = probe.Probe(ModelFile.open(tiny_path)), []
+    keys = []
     for built in (["CPU"], ["Vulkan", "CPU"], ["CUDA", "CPU"], ["CPU", "CUDA", "CUDA[10.0.0.1:1]"]):
         monkeypatch.setattr(probe, "backends", lambda built=built: built)
-        keys.append(asked.key())
+        keys.append(key(tiny_path))
     assert len(set(keys[:3])) == 3
     assert keys[2] == keys[3]
 
@@ -347,11 +347,11 @@ def test_indices_may_be_integers_and_belong_to_the_verdict(tmp_path: Path, tiny_
     for fill in (1, 2):
         path = tmp_path / f"{fill}.gguf"
         path.write_bytes(Crafted.of(tiny_path).put(name, made((8,), "I32", fill)).bytes())
-        keys.add(probe.Probe(ModelFile.open(path)).key())
+        keys.add(key(path))
     assert len(keys) == 2
 
 
 def test_weights_do_not_belong_to_the_verdict(tmp_path: Path, tiny_path: Path) -> None:
     path = tmp_path / "other.gguf"
     path.write_bytes(tiny_path.read_bytes()[:-1] + b"\x07")
-    assert probe.Probe(ModelFile.open(path)).key() == probe.Probe(ModelFile.open(tiny_path)).key()
+    assert key(path) == key(tiny_path)

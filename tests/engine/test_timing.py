@@ -94,16 +94,14 @@ def test_it_ends_when_everything_was_measured_twice_and_when_the_time_is_over() 
 def test_a_process_that_shares_its_processor_knows_that_it_waits() -> None:
     """In a process of its own, which has one processor with three others."""
     code = """
-import os, subprocess, sys
+import os
 from edgellm.engine.cores import BUSY, CpuWait
+from testkit.processes.busy import busy
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
-waiting, n = CpuWait(), 0
-while waiting.share() <= BUSY:
-    n += sum(range(10**5))
-for other in others:
-    other.kill()
-    other.wait()
+with busy(3):
+    waiting, n = CpuWait(), 0
+    while waiting.share() <= BUSY:
+        n += sum(range(10**5))
 """
     assert run_python(code).returncode == 0
 

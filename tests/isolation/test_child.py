@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,8 +16,9 @@ from hypothesis import strategies as st
 from edgellm.errors import EngineFailed, InvalidOption, Stopped
 from edgellm.isolation import child as children
 from edgellm.isolation.child import Child, ChildFailed, ChildKind, ChildSilent, LimitExceeded, Limits
+from tests.programs import ROOT
+from tests.waiting import until
 
-ROOT = Path(__file__).parents[2]
 KIND = ChildKind("tests.isolation.unruly", "does what it is told", keeps_words=True)
 LIMITS = Limits(answer=2**10)
 GONE = 60.0  # seconds until a process that ends has ended, at most
@@ -186,10 +186,7 @@ def test_a_child_ends_with_a_parent_that_is_killed() -> None:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-        end = time.monotonic() + GONE
-        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
-            time.sleep(0.02)
-        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+        until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, GONE)
 
 
 def test_a_child_has_the_variables_it_is_given_and_no_file_of_ours(tmp_path: Path) -> None:

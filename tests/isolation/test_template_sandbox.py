@@ -1,8 +1,6 @@
 """The process that renders templates cannot open or start anything, whatever runs in it."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,10 +14,10 @@ from edgellm.isolation import template_sandbox
 from edgellm.isolation.child import Child, ChildKind, Limits
 from edgellm.isolation.template_sandbox import MEMORY, MEMORY_PER_BYTE
 from testkit.hostile.inputs import ESCAPES
+from tests.programs import run_python
 
 KIND = ChildKind("edgellm.isolation.template_sandbox", "renders chat templates")
 LIMITS = Limits(2**20)
-ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits are read from Linux")
 
@@ -93,11 +91,7 @@ def test_an_error_is_told_in_short_and_the_child_goes_on(child: Child) -> None:
 
 @linux
 def test_what_has_escaped_opens_nothing_and_starts_nothing(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", ESCAPED, str(tmp_path / "written")], stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, check=False, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    done = run_python(ESCAPED, tmp_path / "written")
     lines = done.stdout.splitlines()
     assert len(lines) == 11, done
     assert "escaped" not in done.stdout

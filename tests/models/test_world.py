@@ -1,11 +1,8 @@
 """The text generator: seeded, split without overlap, and marking what has to be looked up."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from edgellm.engine import Model
 from models.home import world
@@ -13,6 +10,7 @@ from models.home.corpus import SIZE, case_at, held_out
 from models.home.families import JUDGED
 from models.home.lexicon import LONG, WORDS
 from models.home.world import Phrasings, Pool
+from models.pairs import PAIRS
 from models.rendering import SPECIAL
 
 SHARED = ("facts", "wordings", "plain_wordings")
@@ -53,8 +51,7 @@ def test_no_held_out_entity_is_a_training_word() -> None:
 # --- its tokenizer ----------------------------------------------------------------------------------------------------
 
 
-TRAINED_WITH = Tokenizer.from_file(str(Path(__file__).parents[2] / "models" / "tokenizer.json"))
-AS_TEXT = Tokenizer.from_file(str(Path(__file__).parents[2] / "models" / "tokenizer.json"))
+TRAINED_WITH, AS_TEXT = PAIRS["home"].tokenizer(), PAIRS["home"].tokenizer()
 AS_TEXT.encode_special_tokens = True  # as in llama.cpp, where nobody can write a control token into a prompt
 SPACES = st.sampled_from(list(" \n\t\r\x0b\x0c\x1c\x85\xa0\u1680\u180e\u2003\u200b\u2028\u3000\ufeff"))
 TEXT = st.lists(

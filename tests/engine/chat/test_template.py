@@ -23,6 +23,7 @@ from edgellm.isolation.template_sandbox import compile_template
 from testkit.hostile.inputs import HARMLESS, HOSTILE, LONG_TO_COMPILE
 from testkit.memory import most_memory
 from tests.engine.conftest import MakeModel
+from tests.watching import calls_of
 
 UNRULY = ChildKind("tests.isolation.unruly", "renders chat templates")
 TALK = [
@@ -146,17 +147,10 @@ def test_which_limit_was_reached_is_told_and_the_next_conversation_is_rendered(
 @pytest.mark.parametrize("name", LONG_TO_COMPILE)
 def test_no_expression_is_evaluated_while_it_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jinja's optimizer evaluates each part of an expression once for every level above it, and that in turn."""
-    calls = 0
-    for kind in (nodes.Or, nodes.And, nodes.Add, nodes.Filter, nodes.Name):
-
-        def counted(node: nodes.Expr, *values: object, _kind: type = kind, _plain: object = kind.as_const) -> object:
-            nonlocal calls
-            calls += 1
-            return _plain(node, *values)  # type: ignore[operator]
-
-        monkeypatch.setattr(kind, "as_const", counted)
+    kinds = (nodes.Or, nodes.And, nodes.Add, nodes.Filter, nodes.Name)
+    evaluations = [calls_of(monkeypatch, kind, "as_const") for kind in kinds]
     compile_template(LONG_TO_COMPILE[name] * 3)
-    assert calls < 6 * len(LONG_TO_COMPILE[name])
+    assert sum(map(len, evaluations)) < 6 * len(LONG_TO_COMPILE[name])
 
 
 def test_compiling_has_the_limits_of_rendering(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
