@@ -138,7 +138,8 @@ def test_a_history_that_cannot_be_used_is_told_and_does_no_harm(edge: Edge, tmp_
 
 def test_history_is_shown_switched_limited_cleared(edge: Edge, kept: History) -> None:
     last, first = (one.when for one in kept.all())
-    edge("history").told("history on", "holds 2 conversations", "kept for 365d", f"to {last:%Y-%m-%d %H:%M} UTC")
+    shown = edge("history").told("history on", "2 conversations", "kept for 365d", f"to {last:%Y-%m-%d %H:%M} UTC")
+    assert edge("history", "show") == shown
     assert edge("history", "--json").answer == {
         "path": str(kept.path), "on": True, "conversations": 2, "size": kept_bytes(),
         "first": first.isoformat(), "last": last.isoformat(), "keep": "365d",

@@ -189,8 +189,6 @@ def test_nobody_else_means_this_device_alone_and_no_measuring(edge: Edge, monkey
     monkeypatch.setattr("edgellm.cli.commands.mesh.survey_workers", None)
     done = edge(*RUN, "--json").told("No other device can be used, so this one holds all layers")
     assert stages(done) == {"here": (1, 12)}
-    words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--mesh", "auto", "--peer", "127.0.0.1:9")
-    edge(*words, "--retrieval", "off").told("left out: 127.0.0.1:9", "this one holds all layers")
 
 
 def test_a_conversation_over_the_measured_home(edge: Edge, measurable: WorkerServer) -> None:

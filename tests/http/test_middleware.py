@@ -245,10 +245,9 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peer:
     """A paired device of this user, last seen at two addresses."""
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "own"))
     here, there = Trust.load(), Trust.load(tmp_path / "there")
-    befriend(here, there)
-    peer = here.peers.rename(there.identity.id, "Grandma's attic")
+    befriend(there, here, name="Grandma's attic")
     for address in ("192.168.7.21:50151", "[fd00::7]:50151"):
-        here.peers.record_seen(peer.id, Address.parse(address))
+        here.peers.record_seen(there.identity.id, Address.parse(address))
     return here.peers.all()[0]
 
 

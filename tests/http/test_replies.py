@@ -54,6 +54,7 @@ def test_log_probabilities_are_true(client: openai.OpenAI, pair: LLM) -> None:
     table = plain.choices[0].logprobs
     assert table.token_logprobs == pytest.approx([one.logprob for one in logprobs.content], abs=1e-3)
     assert table.tokens == [one.token for one in logprobs.content]
+    assert [max(one.values()) for one in table.top_logprobs] == table.token_logprobs
     assert [plain.choices[0].text[at] for at in table.text_offset] == [token[0] for token in table.tokens or []]
 
 

@@ -47,7 +47,10 @@ def test_a_stream_has_the_parts_of_a_whole_reply(ask: Ask) -> None:
     assert (usage["choices"], usage["usage"].keys()) == ([], whole["usage"].keys())
 
 
-def test_the_status(ask: Ask) -> None:
+def test_a_model_and_the_status(ask: Ask) -> None:
+    assert ask("GET", "/v1/models/edgellm-verifier").json.keys() == {
+        "id", "object", "created", "owned_by", "context_length", "loaded", "device", "embeds",
+    }  # fmt: skip
     status = ask("GET", "/status").json
     assert status.keys() == {"model", "requests", "devices", "anonymous", "models", "loading", "mesh"}
     (model,) = status["models"]
