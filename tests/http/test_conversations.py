@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,15 +12,13 @@ import pytest
 from edgellm.errors import HistoryUnusable
 from edgellm.http.server import HttpServer
 from edgellm.storage.chat_log import MAX_BYTES, Conversation, History
-from tests.http.conftest import HOME, Answer, asker, configured
+from tests.http.conftest import HOME, Answer, Ask, asker, configured
 
 KEY, API_KEY = "p" * 43, "a" * 43
 TURNS = [{"role": "user", "content": "Where is my mug?"}, {"role": "assistant", "content": "In the kitchen."}]
 
-AskFor = Callable[..., Answer]
 
-
-def asking(server: HttpServer, key: str | None = KEY) -> AskFor:
+def asking(server: HttpServer, key: str | None = KEY) -> Ask:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def ask(method: str, path: str = "", body: object = None) -> Answer:

@@ -15,35 +15,30 @@ from edgellm.llm.mesh_llm import MeshOptions, OpenedMesh, Workload, open_mesh, p
 from edgellm.llm.mesh_timeline import MeshRecorder
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.fleet_file import read_fleet
-from edgellm.mesh.layer_sources import WholeModel
-from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.stats import Summary
-from edgellm.storage.layer_store import LayerStore
 from testkit.browser.page_states import SIZES
+from tests.cli.test_mesh_run import worker
 from tests.http.conftest import HOME, QUESTION, asker, conversation
 from tests.http.test_page import context, page, talk
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
-from tests.services.conftest import ANYWHERE
 from tests.waiting import until
 
-__all__ = ["context", "page"]
+__all__ = ["context", "page", "worker"]
 
 
 @pytest.fixture
-def opened(verifier_path: Path, draft_path: Path, tmp_path: Path) -> Iterator[OpenedMesh]:
+def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, worker: WorkerServer) -> Iterator[OpenedMesh]:
     """Two devices that are described in a file, whatever they can really do."""
     home = tmp_path / "home.toml"
     home.write_text((DESKTOP + LAPTOP).replace('"desktop"', '"here"'), encoding="utf-8")
-    weights = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
-    with WorkerServer(weights, ANYWHERE) as worker:
-        file = ModelFile.open(verifier_path)
-        placed = place_described(file, read_fleet(home), Workload(256, 128))
-        option = predict(placed.home, ((0, 5), (1, 7)))
-        placed = replace(placed, shares=option.shares, option=option, phases=None)
-        options = MeshOptions((f"laptop={worker.address}",), sessions=2)
-        with open_mesh(file, placed, options, EngineConfig(draft_path)) as mesh:
-            yield mesh
+    file = ModelFile.open(verifier_path)
+    placed = place_described(file, read_fleet(home), Workload(256, 128))
+    option = predict(placed.home, ((0, 5), (1, 7)))
+    placed = replace(placed, shares=option.shares, option=option, phases=None)
+    options = MeshOptions((f"laptop={worker.address}",), sessions=2)
+    with open_mesh(file, placed, options, EngineConfig(draft_path)) as mesh:
+        yield mesh
 
 
 @pytest.fixture
