@@ -1,12 +1,13 @@
 """Bodies and their fields: limits before they are parsed, other servers' parameters, one fault."""
 
 import json
-import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from edgellm.engine.grammar.json_schema import MAX_SCHEMA
@@ -25,14 +26,10 @@ from tests.http.dialects.test_every_dialect import PATHS
 TEXTS = ["", "a", '"', "\\", '\\"', "[{,:", '"]}', "é\n", "\\\\" * 3, "," * 9, "[" * 200]
 
 
-def drawn(draw: random.Random, depth: int) -> Any:
-    """Return a random value of JSON."""
-    kind = draw.randrange(5 if depth else 3)
-    if kind == 3:
-        return [drawn(draw, depth - 1) for _ in range(draw.randrange(5))]
-    if kind == 4:
-        return {draw.choice(TEXTS) + str(n): drawn(draw, depth - 1) for n in range(draw.randrange(5))}
-    return draw.choice(TEXTS) if kind else draw.choice((1, -0.5, None, True))
+JSON = st.recursive(
+    st.sampled_from([*TEXTS, 1, -0.5, None, True]),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.sampled_from(TEXTS), inner, max_size=5),
+)
 
 
 def counted(value: Any) -> tuple[int, int, int]:
@@ -45,20 +42,19 @@ def counted(value: Any) -> tuple[int, int, int]:
     return commas, nodes, 1 + max((part[2] for part in parts), default=0)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_limits_count_values_and_nothing_in_texts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = random.Random(seed)
-    value = [drawn(draw, 4) for _ in range(draw.choice((3, 6000)))]  # the latter has several slices
-    data = json.dumps(value, ensure_ascii=draw.random() < 0.5).encode()
+@hypothesis.given(st.lists(JSON), st.booleans())
+def test_limits_count_values_and_nothing_in_texts(value: list[Any], escaped: bool) -> None:
+    data = json.dumps(value, ensure_ascii=escaped).encode()
     limits = dict(zip(("MAX_VALUES", "MAX_NODES", "MAX_DEPTH"), counted(value), strict=True))
-    for name, limit in limits.items():
-        monkeypatch.setattr(body, name, limit)
-    check_json(data)
-    for name, limit in limits.items():
-        monkeypatch.setattr(body, name, limit - 1)
-        with pytest.raises(ApiError):
-            check_json(data)
-        monkeypatch.setattr(body, name, limit)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, limit in limits.items():
+            patch.setattr(body, name, limit)
+        check_json(data)
+        for name, limit in limits.items():
+            patch.setattr(body, name, limit - 1)
+            with pytest.raises(ApiError):
+                check_json(data)
+            patch.setattr(body, name, limit)
 
 
 def test_the_loop_answers_others_while_a_body_is_read(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -81,11 +81,19 @@ def text_of(answer: Answer) -> str:
     return str(answer.json["choices"][0]["message"]["content"])
 
 
-def test_models_are_listed_and_loaded_when_they_are_named(ask_many: Ask) -> None:
+def test_models_are_listed_and_loaded_when_they_are_named(ask_many: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading: list[list[str]] = []
+    genuine = ModelOpener.open
+
+    def opened(opener: ModelOpener, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
+        loading.append(ask_many("GET", "/status").json["loading"])
+        return genuine(opener, beside, is_closing)
+
+    monkeypatch.setattr(ModelOpener, "open", opened)
     listed = ask_many("GET", "/v1/models").json["data"]
     assert {model["id"] for model in listed} >= {"edgellm-draft", "edgellm-verifier", OTHER}
     reply = ask_many("POST", "/v1/completions", {"model": OTHER, "prompt": "a b", "max_tokens": 4})
-    assert (reply.status, reply.json["model"]) == (200, OTHER)
+    assert (reply.status, reply.json["model"], loading) == (200, OTHER, [[OTHER]])
     shown = ask_many("GET", f"/v1/models/{OTHER}").json
     assert (shown["id"], shown["loaded"], shown["context_length"]) == (OTHER, True, 512)
     reason = "no model here has its tokenizer and at most half of its size"

@@ -115,9 +115,8 @@ def test_the_openai_client_parses_a_reply_by_its_model(client: openai.OpenAI, te
 
 
 def test_json_objects_and_formats_that_are_refused(ask: Ask) -> None:
-    answer = ask("POST", CHAT, conversation(response_format={"type": "json_object"}, max_tokens=400)).json
-    if answer["choices"][0]["finish_reason"] == "stop":
-        assert isinstance(json.loads(answer["choices"][0]["message"]["content"]), dict)
+    answer = ask("POST", CHAT, conversation(response_format={"type": "json_object"}, max_tokens=4)).json
+    assert answer["choices"][0]["message"]["content"].startswith("{")
     form = {"type": "json_schema", "json_schema": {"schema": {"type": "banana"}}}
     refused = ask("POST", CHAT, conversation(response_format=form))
     assert (refused.status, "The JSON schema cannot be used" in refused.error["message"]) == (400, True)
