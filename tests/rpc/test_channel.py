@@ -61,12 +61,6 @@ def test_a_message_beyond_its_size_is_not_parsed_and_what_is_none_is_one_error()
         parse_message(pb.PairDone, b"\x0a\x05x")
 
 
-def test_an_address_of_another_machine_is_an_invalid_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Address, "require_loopback", lambda self: self)
-    with pytest.raises(InvalidOption, match="This device cannot listen"):
-        listen(Address.of("192.0.2.1", 0))
-
-
 def test_grpc_writes_nothing_to_the_terminal() -> None:
     """Its core would, for example when a port is taken."""
     code = """

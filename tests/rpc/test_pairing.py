@@ -338,7 +338,7 @@ def test_it_listens_at_every_address_at_one_port(desk: Trust) -> None:
         assert len({address.port for address in bound}) == 1
         with PairingWindow(desk, CODE, ABOUT_DESK) as second:
             assert second.open(["127.0.0.1"], bound[0].port) != bound[:1]  # another one, as that is taken
-    with PairingWindow(desk, CODE, ABOUT_DESK) as window, pytest.raises(InvalidOption):
+    with PairingWindow(desk, CODE, ABOUT_DESK) as window, pytest.raises(InvalidOption, match="device cannot listen"):
         window.open(["192.0.2.77"], 0)
 
 

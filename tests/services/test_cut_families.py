@@ -25,7 +25,7 @@ from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Session
 from edgellm.spec.types import Chunk
-from edgellm.storage import fingerprint, resolve
+from edgellm.storage import resolve
 from edgellm.storage.layer_store import LayerStore
 from edgellm.storage.model_files import SMOLLM2
 from testkit.gguf.architectures import WINDOW
@@ -82,18 +82,6 @@ def test_a_reply_is_the_whole_models_also_when_a_worker_is_lost(
         write(session, own, TOKENS // 2, TOKENS)
         assert "a" not in [share.name for share in mesh.shares]
         assert mesh.recoveries == 1
-
-
-def test_workers_tell_where_stages_of_a_whole_model_may_begin(architectures: Architectures) -> None:
-    for name, begins, ends in (
-        ("smollm3 of 8 layers", frozenset({0, 4}), frozenset({3, 7})),
-        ("cohere2", frozenset({0, 1, 2}), frozenset({0, 1, 3})),
-        ("gemma3", None, None),
-    ):
-        file = ModelFile.open(architectures(name))
-        with WorkerServer(WeightCache(WholeModel(file)), ANYWHERE) as worker:
-            able = RemoteDevice(Endpoint("a", worker.address)).describe(fingerprint(file.path)).layers
-            assert (able.begins, able.ends) == (begins, ends)
 
 
 SLOW = """\

@@ -87,15 +87,6 @@ def test_a_greeting_that_is_none_is_answered_in_words(channel: grpc.Channel) -> 
     assert greet(b"\xff\xff").protocol == PROTOCOL  # what the device says of itself is not even read
 
 
-def test_a_round_and_its_verdict(device: Device, opening: pb.DeviceFrame, prompt: Ids, alone: Alone) -> None:
-    device.say(opening, verify(round=3, prefix=tuple(prompt.tolist()), extra=2))
-    verdict = device.hear().verdict
-    assert (verdict.round, verdict.accepted, list(verdict.tokens)) == (3, 0, alone(prompt, 3))
-    device.say(verify(round=4, prefix=tuple(prompt.tolist()), copied=True))  # of nothing
-    assert (list((verdict := device.hear().verdict).tokens), verdict.plausible) == (alone(prompt, 1), b"")
-    device.finish()
-
-
 def test_a_long_computation_gives_signs_of_life_and_of_progress(
     device: Device, opening: pb.DeviceFrame, prompt: Ids, monkeypatch: pytest.MonkeyPatch
 ) -> None:

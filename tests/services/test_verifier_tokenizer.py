@@ -13,7 +13,7 @@ from edgellm.engine import Model, ModelFile, Vocabulary
 from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.errors import ProtocolError, VerifierUnreachable, VocabularyMismatch
 from edgellm.rpc.address import Address, ModelAddress
-from edgellm.rpc.channel import HELLO, TOKENIZER
+from edgellm.rpc.channel import TOKENIZER
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client import verifier_selection
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -65,14 +65,9 @@ def test_it_is_fetched_once_and_kept_by_its_hash(server: VerifierServer, whole: 
         assert model.vocabulary == server.model.vocabulary
 
 
-def test_the_greeting_tells_its_hash_and_the_parts_its_size(server: VerifierServer, whole: bytes) -> None:
+def test_another_models_tokenizer_is_not_sent(server: VerifierServer) -> None:
     with grpc.insecure_channel(str(server.address)) as channel:
-        greet = channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, pb.HelloReply.FromString)
-        assert greet(pb.HelloRequest()).tokenizer.hex() == sha256(whole)
-        send = channel.unary_stream(TOKENIZER, bytes, pb.TokenizerPart.FromString)
-        found = list(send(b""))
-        assert b"".join(part.data for part in found) == whole
-        assert [part.size for part in found] == [len(whole), *[0] * (len(found) - 1)]
+        send = channel.unary_stream(TOKENIZER, bytes, bytes)
         for request, status in (
             (pb.TokenizerRequest(model="other").SerializeToString(), grpc.StatusCode.NOT_FOUND),
             (b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),

@@ -16,7 +16,7 @@ import pytest
 from edgellm.cli.server_options import WorkerOptions
 from edgellm.cli.serving import start_worker
 from edgellm.engine import ModelFile, check_gguf
-from edgellm.errors import DeviceLost, InvalidOption, MemoryShort, MeshBroken
+from edgellm.errors import DeviceLost, InvalidOption, MemoryShort
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import pipeline as pipelines
 from edgellm.mesh.coordinator import MeshDevice
@@ -34,7 +34,6 @@ from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.services.server import listener, mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint
-from tests.mesh.folder import FolderLayers
 from tests.mesh.household import NOTHING, Cut, Device, Whole, even
 from tests.mesh.test_stages import SlowLayers
 from tests.rpc.doors import ended
@@ -42,20 +41,6 @@ from tests.services.conftest import ANYWHERE
 from tests.services.meshing import PROMPT, asked, replying
 from tests.waiting import until
 from tests.watching import calls_of
-
-
-def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
-    few = FolderLayers(tmp_path)
-    few.cut(verifier_cut.path, range(4))
-    with WorkerServer(WeightCache(few), ANYWHERE) as worker:
-        member = RemoteDevice(Endpoint("a", worker.address))
-        assert member.describe(verifier_cut.work.model).layers.stored == frozenset(range(4))
-        assert member.describe("0" * 64).layers.stored == frozenset()
-        with (
-            replying([member], verifier_cut.work) as (_, session),
-            pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no remaining device"),
-        ):
-            session.submit(PROMPT, NOTHING).result()
 
 
 def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_cut: Cut, whole: Whole) -> None:

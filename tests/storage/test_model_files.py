@@ -65,15 +65,6 @@ def test_a_short_name_is_a_name_everywhere(hub: Hub, cache: Path) -> None:
     assert [model.name for model in list_models() if model.origin == "hub"] == ["qwen3:8b-q8_0"]
 
 
-def test_a_model_of_the_catalogue_that_is_not_here_says_how_to_get_it_and_how_large_it_is(cache: Path) -> None:
-    with pytest.raises(ModelNotFound) as raised:
-        resolve("qwen3:8b")
-    assert raised.value.what == "qwen3:8b is not on this machine."
-    assert raised.value.next_step == "Fetch it with: edgellm pull qwen3:8b (5.0 GB, Qwen/Qwen3-8B-GGUF:Q4_K_M)"
-    with pytest.raises(ModelNotFound, match=r"edgellm pull qwen3:8b-q8_0$"):
-        resolve("qwen3:8b-q8_0")
-
-
 def test_an_unknown_name_answers_with_the_nearest_of_those_that_are_here_too(hub: Hub) -> None:
     hub.repos["ann/mistral-7b"] = {"mistral-7b-Q4_K_M.gguf": tiny_gguf(3_000)}
     pull("ann/mistral-7b")
