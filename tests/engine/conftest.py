@@ -18,9 +18,9 @@ def make_model(tmp_path: Path) -> Iterator[MakeModel]:
     """Writes and loads a random model; closed after the test."""
     models: list[Model] = []
 
-    def make(shape: Shape = TINY, kind: str = "F32", chat_template: str = CHAT_TEMPLATE) -> Model:
+    def make(chat_template: str = CHAT_TEMPLATE) -> Model:
         path = tmp_path / f"model-{len(models)}.gguf"
-        write(path, shape, kind, chat_template=chat_template)
+        write(path, TINY, "F32", chat_template=chat_template)
         models.append(Model.load(path))
         return models[-1]
 

@@ -92,7 +92,7 @@ class WholeModel:
         largest logit."""
         with ShardChain(self.path, folder, starts) as chain:
             found = zip(self._decoded(chain), self.logits, strict=True)
-            return max(float(np.abs(logits - whole).max() / np.abs(whole).max()) for logits, whole in found)
+            return max(difference(logits, whole) for logits, whole in found)
 
     def _decoded(self, chain: Context | ShardChain) -> Iterator[Floats]:
         at = 0

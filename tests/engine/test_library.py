@@ -48,7 +48,7 @@ def compiled(tmp_path: Path) -> Path:
     return package / "lib"
 
 
-def copy_names(folder: Path, *, broken: str = "", suffix: str = ".so") -> None:
+def copy_names(folder: Path, *, broken: str = "") -> None:
     """Fill a folder with links to the library of this process, one of them `broken`."""
     folder.mkdir(exist_ok=True)
     for beside in (found for one in native.LIBRARY.folders for found in one.glob("libggml-rpc*")):
@@ -57,9 +57,9 @@ def copy_names(folder: Path, *, broken: str = "", suffix: str = ".so") -> None:
         path = native.LIBRARY.find(name)
         assert path is not None
         if name == broken:
-            (folder / f"lib{name}{suffix}").write_bytes(b"no library")
+            (folder / f"lib{name}.so").write_bytes(b"no library")
         else:
-            (folder / f"lib{name}{suffix}").symlink_to(path.resolve())
+            (folder / f"lib{name}.so").symlink_to(path.resolve())
 
 
 RUN = "import sys; sys.argv = ['edgellm', {}]; from edgellm.cli import main; main()"

@@ -181,12 +181,9 @@ def test_a_model_without_a_name_has_its_files(tmp_path: Path, make_model: MakeMo
         assert model.name == "other"
 
 
-def hidden(model: Model) -> list[int]:
-    return [i for i in range(model.n_vocab) if model.piece(i) == b""]
-
-
 def test_control_tokens_are_parsed_on_demand(draft_model: Model) -> None:
-    for token in hidden(draft_model):
+    hidden = [token for token in range(draft_model.n_vocab) if draft_model.piece(token) == b""]
+    for token in hidden:
         name = draft_model.vocabulary.pieces[token].decode()
         assert draft_model.tokenize(f"a{name}b", special=True).tolist().count(token) == 1
         assert draft_model.detokenize([token]) == b""

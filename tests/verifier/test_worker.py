@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model, SeqRows
 from edgellm.errors import EngineFailed
 from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
-from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
 from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.scheduler import Answer, Scheduler, SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
@@ -65,14 +64,9 @@ class Asker:
         self.worker, self.session, self.tenant = worker, session, tenant
         self.answers: SimpleQueue[Answer] = answers or SimpleQueue()
 
-    def ask(
-        self, prefix: Ids, position: int = 0, chunk: Ids = NO_IDS, extra: int = 0, sampling: Sampling = GREEDY,
-        copied: bool = False,
-    ) -> None:  # fmt: skip
-        draft = Chunk(ids=chunk, retrieved=copied)
-        request = VerifyRequest(
-            self.session, sampling, position, prefix[position:], draft, extra, round=1, tenant=self.tenant
-        )
+    def ask(self, prefix: Ids, position: int = 0, extra: int = 0) -> None:
+        new = prefix[position:]
+        request = VerifyRequest(self.session, GREEDY, position, new, Chunk(), extra, round=1, tenant=self.tenant)
         self.worker.submit(request, self.answers.put)
 
     def answer(self) -> Answer:
@@ -83,8 +77,8 @@ class Asker:
         assert isinstance(answer, Verdict)
         return answer.tokens.tolist()
 
-    def get(self, prefix: Ids, **more: Any) -> list[int]:
-        self.ask(prefix, **more)
+    def get(self, prefix: Ids, position: int = 0) -> list[int]:
+        self.ask(prefix, position)
         return self.tokens()
 
 

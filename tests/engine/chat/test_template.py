@@ -55,12 +55,9 @@ def said(*contents: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content} for content in contents]
 
 
-def children(parent: psutil.Process | None = None) -> list[psutil.Process]:
-    return [
-        child
-        for child in (parent or psutil.Process()).children()
-        if any("template_sandbox" in word for word in child.cmdline())
-    ]
+def children() -> list[psutil.Process]:
+    found = psutil.Process().children()
+    return [child for child in found if any("template_sandbox" in word for word in child.cmdline())]
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -8,6 +8,7 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows, common_prefix
 from testkit.cache_walk import walk
 from tests.conftest import Architectures
+from tests.engine.logits import difference
 
 N_CTX, ROWS = 320, 64
 NEAR = 0.01  # of the largest logit; a wrong state is off by more than a twentieth
@@ -22,11 +23,10 @@ def ids(rng: random.Random, n: int) -> Ids:
     return np.array([rng.randrange(300, 2_500) for _ in range(n)], dtype=np.int32)
 
 
-def off(model: Model, context: Context, logits: np.ndarray, seq: int = 0) -> float:
+def off(model: Model, context: Context, logits: np.ndarray) -> float:
     """Return how far the last row of `logits` is from a fresh context's, as a share of the largest logit."""
     with Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1)) as fresh:
-        expected = fresh.decode(context.cached(seq))[0]
-        return float(np.abs(logits[-1] - expected).max() / np.abs(expected).max())
+        return difference(logits[-1], fresh.decode(context.cached())[0])
 
 
 def test_a_drafter_reads_few_tokens_again(architectures: Architectures) -> None:
@@ -72,8 +72,7 @@ def test_a_loop_of_tools_reads_only_what_is_new(architectures: Architectures, na
                 whole = history if thoughts == "left out" else kept
             history = whole if thoughts == "kept" else history
         with Context(model, ContextSpec(n_ctx=6_144, n_batch=ROWS, threads=1)) as fresh:
-            expected = fresh.decode(text)[-1]
-            assert np.abs(row - expected).max() < NEAR * np.abs(expected).max()
+            assert difference(row, fresh.decode(text)[-1]) < NEAR
 
 
 def test_an_interrupted_batch_is_not_trusted(architectures: Architectures) -> None:
