@@ -60,13 +60,6 @@ def ids(done: Done) -> list[int]:
     return [line["id"] for line in done.lines if "id" in line]
 
 
-class Piped(io.TextIOWrapper):
-    """A stdin that is not a terminal."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data), encoding="utf-8")
-
-
 def commands() -> Iterator[typer.Context]:
     """Yield a context for each command that a help page lists, not for groups."""
     waiting = [typer.Context(get_command(app), info_name="edgellm")]
@@ -97,7 +90,7 @@ def edge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     """`edge("chat", "Hello", stdin=b"...")` runs that command line."""
 
     def call(*words: str, stdin: bytes = b"") -> Done:
-        monkeypatch.setattr(sys, "stdin", Piped(stdin))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))  # no terminal
         capsys.readouterr()
         code = run(words)
         shown = capsys.readouterr()
