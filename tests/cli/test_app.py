@@ -209,6 +209,7 @@ REFUSED = {
     "run --think off edgellm-draft": (2, "Name the model first"),
     "run edgellm-verifier Hello --draft none --budgt 1": (2, "No such option: --budgt"),
     # replies
+    "chat Hello --draft none --verifier none": (2, "at least one"),
     "chat Hello --gate maybe": (2, "'auto', 'synera', 'confidence'"),
     "chat Hello --profile none.json": (1, "edgellm profile"),
     "chat Hello --context none.txt": (2, "none.txt cannot be read"),
@@ -237,6 +238,7 @@ REFUSED = {
     "mesh plan --preset csgo --devices x.toml": (2, "--devices and --preset exclude"),
     "mesh plan --devices none.toml": (2, "There is no file none.toml"),
     "mesh plan nobody/nothing --preset csgo": (1, "edgellm pull nobody/nothing"),
+    "mesh plan --preset csgo --tokens-in 2000000": (1, "Choose a smaller model"),
     "mesh plan --preset home": (2, "Choose from csgo"),
     "mesh plan --preset csgo --threads 2": (2, "--threads has no meaning with described devices"),
     "mesh plan --preset csgo --ctx-size 512": (2, "--ctx-size needs a model file"),
