@@ -11,7 +11,7 @@ from time import perf_counter, sleep
 import numpy as np
 
 from edgellm.engine import Context, ContextSpec, Message, Model, SeqRows
-from edgellm.spec.protocols import VerifyRequest
+from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
 from edgellm.verifier.scheduler import Answer, SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
@@ -19,6 +19,8 @@ from models.home.corpus import held_out
 from models.home.families import FAMILIES
 
 GAMMA, CACHED, WRONG = 4, 256, 0.3
+ELSEWHERE = Tenant("fleet")
+"""One tenant for all devices: Algorithm 1 has no turns, and the worker waits only for requests of its own process."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Script:
         ids = self.text.copy()
         if rng.random() < WRONG:
             ids[rng.randrange(GAMMA)] ^= 1
-        return VerifyRequest(device, GREEDY, CACHED - 1, self.before[CACHED - 1 :], Chunk(ids=ids))
+        chunk = Chunk(ids=ids)
+        return VerifyRequest(device, GREEDY, CACHED - 1, self.before[CACHED - 1 :], chunk, tenant=ELSEWHERE)
 
 
 def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[Script]:
@@ -129,7 +132,7 @@ class Fleet:
         """Compute the cached tokens of all devices."""
         over = threading.Semaphore(0)
         for device, script in enumerate(self._work):
-            ask = VerifyRequest(device, GREEDY, 0, script.before, Chunk())
+            ask = VerifyRequest(device, GREEDY, 0, script.before, Chunk(), tenant=ELSEWHERE)
             self.worker.submit(ask, lambda _answer: over.release())
         for _ in self._work:
             over.acquire()

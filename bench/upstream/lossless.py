@@ -182,7 +182,7 @@ def measure(
 
 def failures(found: Figures) -> list[str]:
     """Return the servers whose text differs by more than a tie, or was not verified throughout."""
-    return [name for name, row in found["rows"].items() if row["bug"] or row["unverified"]]
+    return [name for name, row in found["rows"].items() if row["bug"] or row.get("unverified")]
 
 
 def table(found: dict[str, Any]) -> str:
