@@ -19,9 +19,9 @@ from edgellm.spec.sampling import top2, top_k
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids, Round
 
-BRANCHES = 4
-"""Guesses that are followed at once: 3 to 8 save about as much time (`bench run real/verdict_prediction`). The paper
-follows one."""
+BRANCHES = 8
+"""Guesses that are followed at once: 3 to 8 save about as much time on a processor (`real/verdict_prediction`), and 8
+more than 4 where their decode takes as long as that of one (`synera/stalls`). The paper follows one."""
 ALTERNATIVES = 15
 """Candidates for the verifier's token at each place; the paper has three."""
 MAX_AHEAD = 8
