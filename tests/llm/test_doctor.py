@@ -101,9 +101,9 @@ CARD = ComputeDevice("CUDA0", "a card", "gpu", 10 * 2**30, 12 * 2**30)
         ({"edgellm.system.available_memory": (2**20, "the free memory of its control group")}, "memory", "problem",
          "control group"),
         (compiled("SSE3", "CUDA"), "llama.cpp", "note", "no use of this processor's AVX2"),
-        (compiled("SSE3", "CUDA"), "llama.cpp", "note", "--no-deps"),  # what is pinned stays
+        (compiled("SSE3", "CUDA"), "llama.cpp", "note", library.how_to_compile()),
         (compiled("AVX2"), "graphics card", "note", "no backend for it"),
-        (compiled("AVX2"), "graphics card", "note", "--no-deps"),
+        (compiled("AVX2"), "graphics card", "note", library.how_to_compile("-DGGML_CUDA=on", "--gpu cuda")),
         (compiled("AVX2", "CUDA"), "graphics card", "note", "finds none"),
         (compiled("AVX2", "CUDA", mmap=False), "llama.cpp", "note", "without mmap"),
         ({"edgellm.engine.hardware.compute_devices": [CARD]}, "graphics card", "ok",
