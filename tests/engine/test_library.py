@@ -220,4 +220,5 @@ def test_the_line_that_compiles_is_the_checkouts_own_where_there_is_one(monkeypa
     monkeypatch.setattr(sys, "prefix", "/somewhere/else")
     line = library.how_to_compile("-DGGML_RPC=on", "--with rpc")
     assert '-C cmake.args="-DGGML_RPC=on" llama-cpp-python==' in line
+    assert "--no-deps" in line, "what is pinned stays"
     assert "--no-cache-dir" in line, "pip keeps the wheel without a library"
