@@ -104,7 +104,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def measure(
-    cases: Annotated[int, "of each task"] = 80, models: Sequence[Literal["verifier", "draft"]] = ("verifier", "draft")
+    cases: Annotated[int, "of each task"] = 24, models: Sequence[Literal["verifier", "draft"]] = ("verifier", "draft")
 ) -> Figures:
     """Return the figures of these models of the bundled pair, in float32."""
     found = {}

@@ -127,8 +127,13 @@ def table(results: Mapping[str, Any]) -> str:
                 rows.setdefault(name, {})[task] = cell
         lines += [f"{model}:", "", f"| method | {' | '.join(tasks)} |", "|---|" + "---|" * len(tasks)]
         lines += [f"| {name} | {' | '.join(row.get(task, '') for task in tasks)} |" for name, row in rows.items()]
-        lines.append("")
+        lines += ["", rows_ms(found["curve_ms"]), ""]
     return "\n".join(lines)
+
+
+def rows_ms(curve: Mapping[str, float]) -> str:
+    """Return how long decodes of some numbers of rows take."""
+    return "decodes of 1 / 4 / 8 / 16 rows: " + " / ".join(f"{curve[n]:.1f}" for n in ("1", "4", "8", "16")) + " ms"
 
 
 def gain(row: dict[str, Any]) -> float | None:
@@ -139,11 +144,11 @@ def gain(row: dict[str, Any]) -> float | None:
 
 def measure(
     hardware: Hardware,
-    cases: Annotated[int, "of each task; half of them at the 0.5B shape"] = 40,
+    cases: Annotated[int, "of each task; half of them at the 0.5B shape"] = 16,
     past: Annotated[int, "earlier conversations, for the row that has them"] = 200,
     models: Sequence[Literal["own", "0.5b"]] = ("own", "0.5b"),
     threads: int | None = None,
-    repeats: int = 3,
+    repeats: int = 2,
 ) -> Figures:
     """Return the speed of all methods on these models."""
     found = {}

@@ -184,7 +184,7 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
     return path
 
 
-def measure(cases: Annotated[int, "a family"] = 24, budgets: Sequence[float] = (0.1, 0.2, 0.4)) -> Figures:
+def measure(cases: Annotated[int, "a family"] = 12, budgets: Sequence[float] = (0.1, 0.2, 0.4)) -> Figures:
     """Return the figures of all budgets, each in a process of its own, with costs beside the verifier's alone."""
     asked = [None, *budgets]
     with ProcessPoolExecutor(len(asked), multiprocessing.get_context("spawn")) as pool:

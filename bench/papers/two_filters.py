@@ -65,7 +65,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def measure(
-    cases: Annotated[int, "a family"] = 100, budgets: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
+    cases: Annotated[int, "a family"] = 40, budgets: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 ) -> Figures:
     """Return the figures of all budgets, each in a process of its own, one process for each core at a time."""
     asked = [None, *budgets]

@@ -43,7 +43,7 @@ from edgellm.spec.protocols import GenerationState
 from edgellm.storage import fingerprint, resolve
 from edgellm.verifier.in_process import LocalVerifier
 from models.pairs import PAIRS
-from models.profile import CASES, prompts
+from models.profile import prompts
 from testkit.questions import (
     MOST,
     Answers,
@@ -268,8 +268,8 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
 
 def measure(
     pair: PairName = "home",
-    cases: Annotated[int, "a family"] = 300,
-    profiled_cases: Annotated[int, "cases a family, for other profiles"] = CASES,
+    cases: Annotated[int, "a family"] = 50,
+    profiled_cases: Annotated[int, "cases a family, for other profiles"] = 25,
     budgets: Sequence[float] = (0.1, 0.2, 0.4),
 ) -> Figures:
     """Return the figures of all budgets, each in a process of its own, one process for each core at a time."""

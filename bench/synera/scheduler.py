@@ -84,7 +84,7 @@ def measure(
     hardware: Hardware,
     sessions: int = 64,
     rounds: Annotated[int, "requests of each session in a burst"] = 20,
-    repeats: int = 5,
+    repeats: int = 3,
     seed: int = 0,
 ) -> Figures:
     """Return the costs of each way to batch, at each budget."""

@@ -87,8 +87,8 @@ class Computation:
     """A computation of the calling thread: `with computation.of(threads) as share:` it computes with `share` threads.
 
     Other computations count if they run when it begins, or ran when the last one of this thread did, if that ended a
-    moment ago: they may be between two decodes. A thread that waits for it, as a verifier waits for a draft, does not
-    count.
+    moment ago: they may be between two decodes. A thread that waits for this one, as a verifier waits for a draft, does
+    not count.
     """
 
     def __init__(self, shared: SharedCores, crowding: "Crowding | None" = None) -> None:
@@ -110,8 +110,9 @@ class Computation:
         shared, threads = self._shared, self._threads
         self._began = now = time.monotonic_ns()
         if threads > 1:
-            before, self._others = self._others, shared.others(self._file, now)
-            if others := before | self._others if now - self._ended < _PAUSE else self._others:
+            before = self._others if now - self._ended < _PAUSE else {}
+            self._others = shared.others(self._file, now)
+            if others := before | self._others:
                 wants = [(wanted, other) for other, wanted in others.items()]
                 threads = min(threads, fair_share(shared.cores, (threads, self._start // _THREAD), wants))
             threads = self._crowding.limit(threads, now)

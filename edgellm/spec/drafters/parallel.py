@@ -20,8 +20,8 @@ from edgellm.spec.stats import Summary
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids, Round
 
 BRANCHES = 8
-"""Guesses that are followed at once: 3 to 8 save about as much time on a processor (`real/verdict_prediction`), and 8
-more than 4 where their decode takes as long as that of one (`synera/stalls`). The paper follows one."""
+"""Guesses that are followed at once: 3 to 8 save about as much time on a processor, and where a further row costs
+nothing, more of them have the verdict more often (`real/verdict_prediction`). The paper follows one."""
 ALTERNATIVES = 15
 """Candidates for the verifier's token at each place; the paper has three."""
 MAX_AHEAD = 8
