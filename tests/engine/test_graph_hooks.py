@@ -99,7 +99,7 @@ def test_attention_to_some_keys_alone_or_to_none(draft_model: Model, unified: bo
         seen = recorder(context)
         context.decode(IDS)
         whole = [seen.attention(layer).copy() for layer in (1, 6)]
-        for rows in whole:  # of several batches, joined in their order
+        for rows in whole:  # Several batches are joined in their order.
             assert rows.shape[1] == len(IDS)
             assert not np.triu(rows[:, :, : len(IDS)], k=1).any()
         for keys in (slice(3, 7), slice(0, 1), slice(-9, None), slice(290, 900), slice(5, 5)):

@@ -182,7 +182,7 @@ def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None
     ["llama3.2", "edgellm-verifer", "/etc/passwd", "../models/draft.gguf", "~/x", "some/tiny:Q4_K_M", "a/b/c", "é"],
 )
 def test_other_names_are_refused(ask_many: Ask, cache: Path, name: str) -> None:
-    """As are paths, also of models that could be named."""
+    """Paths are refused, also those of models that could be named."""
     assert chat(ask_many, str(next(cache.rglob("*.gguf")))).status == 404
     answer = chat(ask_many, name)
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")

@@ -155,7 +155,7 @@ def test_the_progress_of_a_long_prompt_is_streamed_to_who_asks(own: LLM, ask: As
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_stream_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """Whether it waits for a model, for other replies or for its first token."""
+    """A reply waits for a model, for other replies or for its first token."""
     monkeypatch.setattr(replies, "SIGN_OF_LIFE", 0.05)
     go = threading.Event()
 

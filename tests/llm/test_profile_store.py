@@ -30,7 +30,7 @@ FEW = prompts(1001)[::2]
 
 @pytest.fixture
 def prompt_file(tmp_path: Path) -> Path:
-    """Them as `edgellm profile` takes them."""
+    """Prompts as `edgellm profile` takes them."""
     path = tmp_path / "prompts.jsonl"
     rows = [{"messages": [{"role": m.role, "content": m.content} for m in messages]} for messages in FEW]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")

@@ -113,7 +113,7 @@ async def test_a_revoked_device_is_refused_at_once(host: Trust, guest: Trust) ->
 
 
 async def test_a_damaged_list_ends_streams_that_are_open(host: Trust, guest: Trust) -> None:
-    """As revocation does: `tests/services/test_paired.py`."""
+    """Revocation does the same (`tests/services/test_paired.py`)."""
     said: Said = []
     async with serving(host, said) as address:
         channel, _ = await connect_authenticated(address, guest)

@@ -285,7 +285,7 @@ def test_a_verifier_that_shuts_down_is_not_asked_any_more(vocabulary: Vocabulary
 
 
 def test_another_model_does_not_go_on_with_a_reply(vocabulary: Vocabulary) -> None:
-    """It is served at the same address after a restart, with another vocabulary at first."""
+    """A verifier is served at the same address after a restart, with another vocabulary at first."""
     hello = {"model_hash": bytes(32)}
 
     def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:

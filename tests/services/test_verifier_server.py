@@ -153,7 +153,7 @@ def test_the_same_port_can_be_served_again_at_once(exact: Model, prompt: Ids) ->
 
 @pytest.mark.parametrize(("n_batch", "passes"), [(None, 0), (8, 12), (2, 49)])
 def test_a_prompt_is_read_in_the_hardwares_batches(exact: Model, prompt: Ids, n_batch: int | None, passes: int) -> None:
-    """They have room for a chunk, and for a row of each session, whatever the hardware's are."""
+    """Batches have room for a chunk, and for a row of each session, whatever the hardware's have."""
     long = np.resize(prompt, 100)
     with (
         Model.load(exact.path, LoadSpec(Hardware(n_batch=n_batch, threads=1))) as model,

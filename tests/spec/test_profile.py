@@ -24,7 +24,7 @@ GAMMA, MOST, LAYER = 4, 40, 2
 
 @pytest.fixture(scope="module")
 def watcher(f32_pair: tuple[Path, Path]) -> Iterator[tuple[PairProfiler, Model]]:
-    """And its draft model: in f32, where the shape of a batch does not decide what comes next."""
+    """Yield a profiler of the pair, and its draft model: in f32, where a batch's shape decides nothing."""
     spec = ContextSpec(n_ctx=1024, threads=1)
     with (
         Model.load(f32_pair[0]) as draft,

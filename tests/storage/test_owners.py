@@ -55,7 +55,7 @@ def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest,
     store = LayerStore(tmp_path / "small", 2 * one)
     put(store, draft_path, manifest, [manifest.pieces[1]], Y)
     put(store, draft_path, manifest, [manifest.pieces[2]], X)
-    put(store, draft_path, manifest, [manifest.pieces[3]], X)  # in the place of its own
+    put(store, draft_path, manifest, [manifest.pieces[3]], X)  # X's own earlier piece makes room.
     assert [store.find(piece) is not None for piece in manifest.pieces[1:4]] == [True, False, True]
     with pytest.raises(StoreFull, match="belong to other devices"), store.receiving(manifest, manifest.pieces[2:4], X):
         pass
@@ -74,7 +74,7 @@ def test_what_arrives_from_one_gets_nothing_of_another(store: LayerStore, draft_
         assert partial.size == 0
         partial.append(b"garbage")
         assert store.arrived(piece, Y) == piece.size // 2
-        put(store, draft_path, manifest, [piece], Y)  # though the other one has not ended
+        put(store, draft_path, manifest, [piece], Y)  # The other process has not ended.
     assert store.find(piece) is not None
 
 

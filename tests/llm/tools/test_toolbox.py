@@ -124,7 +124,7 @@ def test_calls_that_a_template_writes_are_read_back(family: str, function: dict[
     tools = {"f": tool({name: schema for name, (schema, _) in function.items()})}
     calls, rest = style.parse(text, tools, True)
     read = [json.loads(call.arguments) for call in calls]
-    same = [json.dumps(one, sort_keys=True) for one in (arguments, *read)]  # which tells 1 from 1.0 and True
+    same = [json.dumps(one, sort_keys=True) for one in (arguments, *read)]  # JSON tells 1 from 1.0 and True.
     assert same == [same[0]] * (1 + len(text) // len(written))
     assert CLOSED.sub("", rest, count=1) == ""
 
