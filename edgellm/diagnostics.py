@@ -63,7 +63,7 @@ _FAST = {
     "avx512_vnni": "AVX512_VNNI", "avx512f": "AVX512", "avx_vnni": "AVX_VNNI", "avx2": "AVX2",
     "i8mm": "MATMUL_INT8", "asimddp": "DOTPROD",
 }  # fmt: skip
-"""Linux's and llama.cpp's names of instructions for products, the fastest first; AMX has a trial of its own."""
+"""Linux's and llama.cpp's names of instructions for products, the fastest first."""
 _DRIVERS = {"nvidia-smi": "CUDA", "rocminfo": "HIP"}
 _VULKAN_CARD = re.compile(r"deviceType\s*= PHYSICAL_DEVICE_TYPE_\w+_GPU")  # a driver for the processor is no card
 
@@ -92,7 +92,6 @@ def _library() -> Iterator[Finding]:
     try:
         from edgellm.engine.library import how_to_compile
         from edgellm.engine.native import available_threads, description, features
-        from edgellm.engine.trial.probe import WITHOUT_AMX, amx_failure
     except EdgeError as error:
         yield _told("llama.cpp", error)
         return
@@ -105,10 +104,6 @@ def _library() -> Iterator[Finding]:
         what = f"It makes no use of this processor's {unused[0]}."
         yield _note("llama.cpp", what, f"{faster} {how_to_compile()}")
     yield processor(available_threads(), psutil.cpu_count() or 1)
-    if failure := amx_failure():
-        flags_off = f'CFLAGS="{WITHOUT_AMX}" CXXFLAGS="{WITHOUT_AMX}"'
-        what = f"Its code for this processor's matrix extension (AMX) is not used: {failure}."
-        yield _note("llama.cpp", what, f"For more speed, compile it without AMX: {flags_off} {how_to_compile()}")
     yield from _graphics_cards(found.gpu)
     if "rpc" in ENGINES:
         yield rpc_engine()

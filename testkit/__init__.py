@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 """Root of the checkout."""
-_KEPT = ("EDGELLM_AMX", "EDGELLM_PAIR", "EDGELLM_PROBE")
+_KEPT = ("EDGELLM_PAIR", "EDGELLM_PROBE")
 
 
 def environment() -> dict[str, str]:

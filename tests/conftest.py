@@ -139,14 +139,11 @@ def curves(tmp_path_factory: pytest.TempPathFactory, _brief_curves: None) -> Pat
 def _own_home(tmp_path_factory: pytest.TempPathFactory, curves: Path) -> Iterator[None]:
     """Profiles and caches of the user's own are neither read nor written, and the hundreds of models that tests make
     are loaded without trying each in a child process first; `tests/engine/test_probe.py` tests that."""
-    from edgellm.engine.trial.probe import amx_failure
-
     home = tmp_path_factory.mktemp("home")
     copytree(curves, home / "cache" / "curves")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGELLM_PROBE", "off")
         patch.setenv("EDGELLM_HOME", str(home))
-        patch.setenv("EDGELLM_AMX", "off" if amx_failure() else "on")  # found out once, and not for each test's home
         yield
 
 

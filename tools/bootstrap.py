@@ -39,7 +39,7 @@ LOCKS = ROOT / "tools" / "locks"  # made by tools/lock.py
 # Bytecode of what is imported is made then: of all packages it takes as long as installing them.
 INSTALL = ("-m", "pip", "install", "--no-input", "--no-deps", "--no-compile", "--no-build-isolation")
 BY_HASH = ("--require-hashes",)
-WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"  # see edgellm/engine/trial/probe.py
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 CORE_MINUTES = 4.5  # of one core, to compile llama.cpp for processors
 POLL_SECONDS = 0.1
 

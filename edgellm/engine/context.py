@@ -64,10 +64,6 @@ class Context(CachedSequences):
         self._padded: Callable[[int], int] = (lambda n: n) if opened.padding is None else opened.padding.rows
         self._filled: Callable[[int], int] = self._padded
 
-    @property
-    def _row_by_row(self) -> bool:
-        return "rows" in self.model.faults
-
     def set_cancel(
         self, should_stop: Callable[[], bool] | None, progress: Callable[[int, int, int], None] | None = None
     ) -> None:
@@ -117,21 +113,20 @@ class Context(CachedSequences):
         more outputs than ids; EngineFailed: llama.cpp refuses the batch (an id outside the
         vocabulary above all); nothing was changed.
         """
-        n, row_by_row = len(ids), self._row_by_row
-        step = 1 if row_by_row else self.n_batch  # rows with outputs of a batch
-        if step < outputs <= n:
+        n, most = len(ids), self.n_batch
+        if most < outputs <= n:
             self._sequences.check_fits(seq, n)
-            at = n - outputs + step
-            rest = (ids[row : row + step] for row in range(at, n, step))
-            first = SeqRows(seq, ids[:at], step)
+            at = n - outputs + most
+            rest = (ids[row : row + most] for row in range(at, n, most))
+            first = SeqRows(seq, ids[:at], most)
             return np.concatenate(self._decode_apart((first, *(SeqRows(seq, part, len(part)) for part in rest))))
-        if n > self.n_batch or self._borders(seq, ids, outputs):
+        if n > most or self._borders(seq, ids, outputs):
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
         try:
             if self.captured is not None or self.spec.padding is not None:
                 return self._decode_batch((SeqRows(seq, ids, outputs),), self._padded)[0]
-            if n < self._filled(n) <= self.n_ctx - start and not row_by_row:
+            if n < self._filled(n) <= self.n_ctx - start:
                 with suppress(ContextFull):  # the ids alone may fit
                     return self._decode_batch((SeqRows(seq, ids, outputs),), self._filled)[0]
             self._run(self._place(0, seq, ids, outputs), self._batch.tokens)
@@ -215,7 +210,7 @@ class Context(CachedSequences):
     def _borders(self, seq: int, ids: Ids, outputs: int) -> list[int]:
         """Return after how many of the ids a cache that is not cut by positions gets checkpoints: where the last turn
         ends, as a thought behind it may be left out later, and where the first one of a sequence does."""
-        if self._cache.plain or self._row_by_row or len(ids) <= outputs:
+        if self._cache.plain or len(ids) <= outputs:
             return []
         ends = np.flatnonzero(ids[: len(ids) - outputs] == self.model.end_of_turn).tolist()
         chosen = ends[-1:] if self._sequences.lengths[seq] else ends[:1] + ends[1:][-1:]
@@ -226,8 +221,6 @@ class Context(CachedSequences):
         n = {r.seq: len(r.ids) for r in rows}
         if len(n) < len(rows):  # the batch is refused later
             return True
-        if "sequences" in self.model.faults or self._row_by_row:
-            return False
         return self._cache.may_share(n) and (not self._cache.snapshots or sum(n.values()) <= self.n_batch)
 
     def _decode_apart(self, parts: Sequence[SeqRows]) -> list[Floats]:

@@ -16,7 +16,6 @@ from edgellm.engine import cores, native
 from edgellm.engine.hardware import CACHE_TYPES, DEFAULT_CACHE, Hardware, apply
 from edgellm.engine.kv.row_padding import Padding
 from edgellm.engine.native import Stop, abort_if_set, lib, no_abort
-from edgellm.engine.trial.probe import amx_failure
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import ContextFull, EngineFailed, ModelUnsupported, Stopped
 
@@ -111,7 +110,8 @@ def load_model(
     params.vocab_only, params.load_mtp = text_only, mtp
     if dry:
         params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-    params.use_extra_bufts = text_only or not amx_failure()
+    # Many builds with AMX end the process at the first decode, so weights stay as the file lays them out for others.
+    params.use_extra_bufts = text_only or "AMX_INT8" not in native.features().instructions
     raised: list[BaseException] = []
 
     def report(share: float, _user: int | None) -> bool:

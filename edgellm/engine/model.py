@@ -74,7 +74,7 @@ class Model(TextModel):
         super().__init__(file, owned, renderer)
         self.spec = spec
         self.faults = frozenset(faults)
-        """Failed trials of `engine.trial.self_test`: what llama.cpp computes wrongly is avoided."""
+        """The kinds of speculators that end the process, by `engine.trial.probe`: they are not used."""
         self.speculator = speculator
         """The MTP layer or EAGLE-3 head that drafts from the model's states."""
         pointer = owned.pointer
@@ -115,8 +115,8 @@ class Model(TextModel):
         """Load a model; a path (of a split model, its first part's) has its header checked first.
 
         `progress` is called with shares from 0 to 1; an exception that it raises stops the loading. A model whose
-        header is new on this machine is loaded in a child process first (`engine.trial.probe`). If its `faults`, the
-        failed trials, are given, there is no trial.
+        header is new on this machine is loaded in a child process first (`engine.trial.probe`). If its `faults`
+        are given, there is no trial.
         Raises ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`; ModelUnsupported: llama.cpp
         cannot use it, ends the process over it, it does not generate text, it only drafts for another model, or the
         EAGLE-3 head does not fit it; EngineFailed: the child process cannot be started, or was ended from outside.

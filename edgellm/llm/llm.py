@@ -12,6 +12,7 @@ from typing import Any, Self
 from edgellm.engine import Message, Model
 from edgellm.engine.memory_fit import free_memory
 from edgellm.engine.native import ShouldStop, never
+from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.messages import PromptWriter, channels_of, compose, draft_ids, plain_ids, turn_heads
@@ -28,10 +29,7 @@ from edgellm.storage import name_of
 from edgellm.storage.model_files import DEFAULT, Named
 
 _STEP = 1024  # tokens; proposed contexts are multiples of this
-_AVOIDED = {
-    "eagle3": "EAGLE-3 drafts", "mtp": "MTP drafts", "rollback": "rolled back texts",
-    "rows": "several tokens of a text in one batch", "sequences": "several texts in one batch",
-}  # fmt: skip
+_SPECULATORS = {EAGLE3: "EAGLE-3 head", MTP: "MTP layer"}
 
 
 class LLM:
@@ -253,13 +251,13 @@ class LLM:
     @property
     def notices(self) -> tuple[str, ...]:
         """Return notices for the user about the models, a sentence each: a default that was left out, different
-        tokenizers, a stock server that sees the prompts, fewer replies at once than requested, and features that were
-        switched off because llama.cpp computes them wrongly."""
+        tokenizers, a stock server that sees the prompts, fewer replies at once than requested, and speculators that
+        are not used because they end the process."""
         translation = "" if self.engine.fit.translation is None else f"{self.engine.fit.translation.reason}."
-        avoided = (
-            f"llama.cpp computes {_AVOIDED[fault]} of {model.name} wrongly; that is avoided, which is slower."
+        unused = (
+            f"llama.cpp ends the process over the {_SPECULATORS[kind]} of {model.name}, which is not used."
             for model in self.engine.models
-            for fault in sorted(model.faults & _AVOIDED.keys())
+            for kind in sorted(model.faults & _SPECULATORS.keys())
         )
         far = () if self.engine.elsewhere is None else self.engine.elsewhere.notices
         draft, text, bigger = self.engine.draft, self.engine.text, ""
@@ -267,7 +265,7 @@ class LLM:
             bigger = (
                 f"The draft model {draft.name} is bigger than {text.name}, which writes the text: it saves no time."
             )
-        known = (self.engine.fit.notice, translation, bigger, *far, self.engine.placement.reason, *avoided)
+        known = (self.engine.fit.notice, translation, bigger, *far, self.engine.placement.reason, *unused)
         return tuple(filter(None, known))
 
     @property

@@ -17,7 +17,6 @@ from typing import TypeVar
 from edgellm import errors
 from edgellm.engine import ContextSpec, Floats, Ids, ModelFile, SeqRows
 from edgellm.engine.hardware import N_BATCH
-from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.weight_cache import ComputeUnit
@@ -95,7 +94,6 @@ class RpcModel:
         self.work = work
         self._devices = {device.name: device for device in devices}
         self._plan, self._notify = plan, notify or (lambda _text: None)
-        self._probe = Probe(work.file, work.unit.hardware, over_rpc=True)
         self._costs = rpc_costs(work.file)
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
@@ -268,7 +266,7 @@ class RpcModel:
     def _load(self, names: Collection[str], progress: Callable[[float], None] | None = None) -> _Opened:
         """Load the model over some devices and this one. If one of them cannot be used, raise why; it is then lost."""
         began = time.monotonic()
-        work, faults = self.work, known_faults(self._probe)
+        work = self.work
         vocabulary, cards = self._costs.vocabulary, work.unit.devices if work.unit.name else ()
         process = self._loading = ModelProcess(work.file.path, vocabulary, work.context, work.unit.hardware)
         hosts: list[RpcPort] = []
@@ -280,7 +278,7 @@ class RpcModel:
             served = [(port, len(share.layers)) for port, share in zip(ports, remote, strict=True)]
             own = sum(len(share.layers) for share in shares if share.name == HERE)
             process.expect(LOAD_SILENCE, lambda: [host.traffic.moved for host in hosts])
-            found = process.load(served, cards, own if cards else 0, faults, progress)
+            process.load(served, cards, own if cards else 0, progress)
         except BaseException as error:
             opened = _Opened((), process, tuple(hosts))
             if isinstance(error, ProcessSilent):
@@ -290,8 +288,6 @@ class RpcModel:
             if lost:
                 raise next(self._lost[host.name] for host in hosts if host.name in self._lost) from None
             raise
-        if faults is None:
-            keep_faults(self._probe, found)
         for host in hosts:
             host.confirm()
         self._load_seconds = time.monotonic() - began

@@ -18,7 +18,6 @@ from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.sequences import SeqRows, Sequences
 from edgellm.engine.memory_fit import reckon
 from edgellm.engine.model import ContextSpec, LoadSpec, Model
-from edgellm.engine.trial.self_test import self_test
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import DeviceLost, EngineFailed
 from edgellm.isolation.child import Answer, Child, ChildFailed, ChildKilled, ChildKind, ChildSilent, Limits
@@ -27,8 +26,6 @@ from edgellm.rpc_engine import backend
 from edgellm.system import be_killed_first, limit
 
 _KIND = ChildKind("edgellm.rpc_engine.process", "holds the model over RPC", keeps_words=True)
-_NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"
-"""llama.cpp's variable against reuse of graphs: with several contexts, a server may have dropped the graph."""
 
 
 class ProcessSilent(DeviceLost):
@@ -71,18 +68,16 @@ class ModelProcess(Child):
 
     def load(
         self, served: Sequence[tuple[int, int]], cards: Sequence[str] = (), on_cards: int = 0,
-        faults: Sequence[str] | None = None, progress: Callable[[float], None] | None = None,
-    ) -> tuple[str, ...]:  # fmt: skip
+        progress: Callable[[float], None] | None = None,
+    ) -> None:  # fmt: skip
         """Load the model: its last layers on `cards` of this machine; the layers before on the servers at ports of this
-        machine, so many each, in order; and the rest on the processor. Return its `Model.faults`, which are tried
-        unless `faults` are given. `progress` is called with the share of the weights that is loaded, in 0..1. Raises
-        ModelUnsupported, EngineFailed: llama.cpp cannot use it; DeviceLost: a server is gone, or the model ends the
-        process."""
-        found = self._ask(
+        machine, so many each, in order; and the rest on the processor. `progress` is called with the share of the
+        weights that is loaded, in 0..1. Raises ModelUnsupported, EngineFailed: llama.cpp cannot use it; DeviceLost: a
+        server is gone, or the model ends the process."""
+        self._ask(
             "load", progress=progress, described=self._described, served=list(served),
-            cards=list(cards), on_cards=on_cards, faults=None if faults is None else list(faults),
+            cards=list(cards), on_cards=on_cards,
         )  # fmt: skip
-        return tuple(map(str, found.value))
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:
         """Decode as `Context.decode_rows` does; the logits are copies."""
@@ -173,9 +168,9 @@ class _Held:
 
     def load(
         self, _data: memoryview, described: dict[str, Any], served: Sequence[tuple[int, int]], cards: Sequence[str],
-        on_cards: int, faults: Sequence[str] | None,
-    ) -> Sequence[str]:  # fmt: skip
-        """Load the model over the servers at some ports of this machine; return its faults."""
+        on_cards: int,
+    ) -> None:  # fmt: skip
+        """Load the model over the servers at some ports of this machine."""
         file = ModelFile.open(Path(described["path"]))
         devices: list[str] = []
         shares: list[float] = []
@@ -190,12 +185,8 @@ class _Held:
         chosen = Hardware(
             gpu_layers=round(sum(shares)), devices=tuple(devices), tensor_split=tuple(shares), **described["hardware"]
         )  # fmt: skip
-        self._model = Model.load(file, LoadSpec(chosen), faults=faults or (), progress=self._report)
-        if faults is None and (faults := _tried(self._model)):
-            self._model.close()
-            self._model = Model.load(file, LoadSpec(chosen), faults=faults)
+        self._model = Model.load(file, LoadSpec(chosen), faults=(), progress=self._report)
         self._opened = Context(self._model, ContextSpec(**described["context"]))
-        return [*(faults or ())]
 
     def decode(self, data: memoryview, rows: Sequence[tuple[int, int, int]]) -> bytes:
         """Return the logits of some rows (sequence, ids, outputs), whose ids are the data."""
@@ -220,12 +211,3 @@ def functions(report: Report) -> Functions:
         "copy_prefix": lambda _data, **at: held.context.copy_prefix(**at),
         "clear": lambda _data, **at: held.context.clear(**at),
     }
-
-
-def _tried(model: Model) -> Sequence[str]:
-    """Return a model's faults by the self-test."""
-    os.environ[_NO_REUSE] = "1"
-    try:
-        return self_test(model)
-    finally:
-        del os.environ[_NO_REUSE]

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from edgellm import system
 from edgellm.engine import Context, ContextSpec, Model, cores, native
 from edgellm.engine.library import WAITING
+from edgellm.engine.native import features, lib
 from tests.programs import run_python
+from tests.watching import calls_of
 
 
 @pytest.mark.parametrize("where", ["log of the model", "log of the context", "progress"])
@@ -194,3 +197,14 @@ def test_a_thread_that_has_decoded_leaves_no_team_behind(draft_model: Model, mon
     assert any(threads() < before[0] for _ in range(100_000))
     leave.set()
     thread.join()
+
+
+@pytest.mark.parametrize("instruction", ["AVX2", "AMX_INT8"])
+def test_weights_stay_as_the_file_has_them_where_amx_would_compute(
+    draft_path: Path, monkeypatch: pytest.MonkeyPatch, instruction: str
+) -> None:
+    found = replace(features(), instructions=(instruction,))
+    monkeypatch.setattr(native, "features", lambda: found)
+    loads = calls_of(monkeypatch, lib, "llama_model_load_from_file")
+    Model.load(draft_path).close()
+    assert [params.use_extra_bufts for _path, params in loads] == [instruction == "AVX2"]

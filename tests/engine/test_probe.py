@@ -10,9 +10,8 @@ import pytest
 
 from edgellm.engine import Model, ModelFile, check_gguf
 from edgellm.engine.gguf import reader
-from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware
-from edgellm.engine.model import LoadSpec, probe_of
-from edgellm.engine.native import commit
+from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.engine.trial import probe
 from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
@@ -56,7 +55,7 @@ serve(child.functions)
 IGNORANT = f"""
 from edgellm.engine.gguf import reader
 from edgellm.engine.trial.probe import EAGLE3, MTP
-from edgellm.engine.trial import self_test as child
+from edgellm.engine.trial import first_load as child
 reader.tensor_flaw = lambda tensor: ""
 {SERVE}"""
 
@@ -117,30 +116,9 @@ def test_a_head_is_tried_with_its_verifier(children: Children, architectures: Ar
     assert children.started == 1
 
 
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record was made with this library."""
-    monkeypatch.setattr(probe, "PROVEN_COMMITS", (commit(),))
-
-
-@pytest.mark.usefixtures("recorded")
-def test_a_model_is_not_tested_whose_architecture_is_on_record(
-    children: Children, architectures: Architectures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    children.program = UNTESTED
-    Model.load(architectures("qwen3")).close()
-    for unknown in ("plamo2", "qwen3"):  # an architecture, and then a library
-        with pytest.raises(EngineFailed, match="The trial of"):
-            Model.load(architectures(unknown))
-        monkeypatch.setattr(probe, "PROVEN_COMMITS", ())
-    children.program = None
-    with Model.load(architectures("plamo2")) as model:
-        assert model.faults
-
-
 RECORDING = f"""
 from pathlib import Path
-from edgellm.engine.trial import self_test as child
+from edgellm.engine.trial import first_load as child
 load = child.Model.load
 def recorded(path, spec, **given):
     Path(path).with_suffix(".hardware").write_text(repr(spec.hardware))
@@ -166,9 +144,9 @@ def test_a_trial_computes_as_the_model_will(children: Children, architectures: A
     assert told(path) == repr(there)
 
 
-def key(path: Path, over_rpc: bool = False, **hardware: Any) -> str:
+def key(path: Path, **hardware: Any) -> str:
     """Return the key of the verdict on a file."""
-    return probe.Probe(ModelFile.open(path), Hardware(**hardware), over_rpc=over_rpc).key()
+    return probe.Probe(ModelFile.open(path), Hardware(**hardware)).key()
 
 
 def test_a_verdict_holds_for_one_kind_of_cache(tiny_path: Path) -> None:
@@ -196,7 +174,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_verdict_holds_for_its_kind_of_devices_alone(tiny_path: Path) -> None:
     ways = [(), ("CUDA0",), ("Vulkan0",), ("Vulkan1",), ("CUDA0", "CUDA1")]
     on_cards = {key(tiny_path, gpu_layers=7, devices=way) for way in ways}
-    assert len({*on_cards, key(tiny_path), key(tiny_path, over_rpc=True)}) == len(ways) + 2
+    assert len({*on_cards, key(tiny_path)}) == len(ways) + 1
     # It does not matter which of several alike, and how many layers.
     assert key(tiny_path, gpu_layers=7, devices=("CUDA0",)) == key(tiny_path, gpu_layers=ALL_LAYERS, devices=("CUDA1",))
     assert key(tiny_path) == key(tiny_path, gpu_layers=0, devices=("CUDA0",))
@@ -209,26 +187,6 @@ def test_a_verdict_ends_with_the_build(tiny_path: Path, monkeypatch: pytest.Monk
         keys.append(key(tiny_path))
     assert len(set(keys[:3])) == 3
     assert keys[2] == keys[3]
-
-
-def has_the_self_test(file: ModelFile, hardware: Hardware) -> bool:
-    return probe_of(file, LoadSpec(hardware)).tests
-
-
-@pytest.mark.usefixtures("recorded")
-@pytest.mark.parametrize(
-    "other", [{"cache_type": "q8_0"}, {"cache_type": "f32"}, {"flash_attn": False}, {"gpu_layers": 1}]
-)
-def test_the_record_holds_for_what_it_was_made_with(architectures: Architectures, other: dict[str, Any]) -> None:
-    file = ModelFile.open(architectures("qwen3"))
-    assert not has_the_self_test(file, Hardware(cache_type="f16", gpu_layers=0, n_ctx=64))
-    assert has_the_self_test(file, Hardware(**other))
-
-
-@pytest.mark.usefixtures("cards")
-def test_the_record_does_not_hold_beside_a_card(architectures: Architectures) -> None:
-    """Which computes long batches of a model on the processor, too."""
-    assert has_the_self_test(ModelFile.open(architectures("qwen3")), ON_PROCESSOR)
 
 
 def test_a_sound_file_is_tried_once_wherever_it_lies(children: Children, tiny_path: Path, tmp_path: Path) -> None:
@@ -272,16 +230,15 @@ def test_a_refusal_is_the_one_that_loading_would_raise(guarded: Path, tmp_path: 
 WITHOUT_NUMPY = """
 import sys
 sys.modules["numpy"] = None
-from edgellm.engine.trial import self_test as child
+from edgellm.engine.trial import first_load as child
 """
 RAISES = f"""
-from edgellm.engine.trial import self_test as child
+from edgellm.engine.trial import first_load as child
 def fail(*_, **__):
     raise ModuleNotFoundError("No module named 'numpy'")
 child.Context = fail
 {SERVE}"""
 OUT_OF_MEMORY = RAISES.replace("ModuleNotFoundError", "MemoryError")
-UNTESTED = RAISES.replace("child.Context", "child.self_test")
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_where_it_cannot_draft_the_reason_is_told(architectures: Architectures) 
             assert [said.endswith(reason) for said in written(pair, **options)[1]] == [True]
 
 
-def test_a_speculator_that_llama_cpp_computes_wrongly_is_not_loaded(
+def test_a_speculator_that_ends_the_process_is_not_loaded(
     architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgellm.engine import model
@@ -133,7 +133,7 @@ def test_a_speculator_that_llama_cpp_computes_wrongly_is_not_loaded(
     monkeypatch.setattr(model, "known_faults", lambda *_: (MTP, EAGLE3))
     with LLM.open(None, architectures("qwen35", mtp="useful"), threads=1, n_ctx=512, history=False) as llm:
         assert written(llm)[1] == []
-        assert [notice for notice in llm.notices if "MTP drafts" in notice]
+        assert [notice for notice in llm.notices if "the MTP layer of" in notice]
     with LLM.open(heads("llama"), architectures("llama"), threads=1, n_ctx=512, history=False) as llm:
         assert not [reason for reason in written(llm)[1] if "where that is faster" in reason]
-        assert [notice for notice in llm.notices if "EAGLE-3 drafts" in notice]
+        assert [notice for notice in llm.notices if "the EAGLE-3 head of" in notice]

@@ -11,7 +11,6 @@ import pytest
 
 from edgellm.engine import Context, ContextSpec, Ids, Model, ModelFile
 from edgellm.engine.hardware import Hardware
-from edgellm.engine.trial.probe import Probe, known_faults
 from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
 from edgellm.llm import LLM
@@ -121,13 +120,11 @@ class Opened:
 
 
 def test_its_text_is_that_of_the_model_alone_also_with_drafts(
-    hybrid: ModelFile, workers: list[Endpoint], alone: list[int], monkeypatch: pytest.MonkeyPatch
+    hybrid: ModelFile, workers: list[Endpoint], alone: list[int]
 ) -> None:
-    monkeypatch.delenv("EDGELLM_PROBE")  # it is tried over the devices first
     with Opened(hybrid, workers, planned(SPLIT)) as opened:
         assert opened.loaded == sorted(opened.loaded)
         assert opened.loaded[0] < 0.5 < opened.loaded[-1] <= 1.0  # it says how much is loaded, while it is
-        assert known_faults(Probe(hybrid, over_rpc=True)) == ()
         assert len(rpc_servers()) == 2
         assert opened.write(TOKENS) == alone
         session, text = opened.verifier.open(GenerationState()), PROMPT

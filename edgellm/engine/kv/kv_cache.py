@@ -34,6 +34,8 @@ _HEADING, _OF_A_CELL = 2**14, 16  # bytes of a checkpoint beside its states: onc
 _NEVER = 2**31  # greater than any position
 _COPIED_LATE = frozenset({"deepseek4"})
 """Architectures whose compressed states llama.cpp copies only with the next batch, when they may be cleared."""
+_APART = frozenset({"plamo2"})
+"""Architectures of which llama.cpp computes several sequences in one batch wrongly."""
 
 _STATE = (ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32)
 _get_state = native.bind(lib.llama_state_seq_get_data_ext, *_STATE)
@@ -117,13 +119,11 @@ class KVCache:
     """
 
     def __init__(
-        self, model: native.Owned, context: NativeContext, n_seq: int, architecture: str, *,
-        trusted: bool = True, whole_window: bool = False,
-    ) -> None:  # fmt: skip
-        """Manage the cache of `context`. Unless it is `trusted`, a rollback means to read all again. With a
-        `whole_window` the context keeps all positions, whatever a layer attends to. Raises ModelUnsupported: the model
-        keeps no cache."""
-        self._trusted, self._copies = trusted, architecture not in _COPIED_LATE
+        self, model: native.Owned, context: NativeContext, n_seq: int, architecture: str, *, whole_window: bool = False
+    ) -> None:
+        """Manage the cache of `context`. With a `whole_window` it keeps all positions, whatever a layer attends to.
+        Raises ModelUnsupported: the model keeps no cache."""
+        self._copies, self._shares = architecture not in _COPIED_LATE, architecture not in _APART
         self._context = context
         self._memory: int = lib.llama_get_memory(context.owned.pointer)
         if not self._memory:
@@ -140,7 +140,7 @@ class KVCache:
     @property
     def plain(self) -> bool:
         """Return whether every rollback is exact, and takes no time."""
-        return self._trusted and not self.recurrent and not self.window
+        return not self.recurrent and not self.window
 
     def clear(self, seq: int) -> int:
         """Empty a sequence; return its new length, 0."""
@@ -154,7 +154,7 @@ class KVCache:
         if self.plain:
             return length if _seq_rm(self._memory, seq, length, -1) else self.clear(seq)
         one = self._sequences[seq]
-        if length == 0 or not self._trusted:
+        if length == 0:
             return self.clear(seq)
         one.forget_after(length)
         if self._cut(seq, one, length, now):
@@ -254,9 +254,8 @@ class KVCache:
         """Return whether sequences with these numbers of rows may be computed in one batch: with snapshots, only if
         llama.cpp does not divide it. The second part could move states of the first, without their snapshots."""
         seqs = list(rows)
-        return not self.snapshots or (
-            len(set(rows.values())) == 1 and seqs == list(range(seqs[0], seqs[0] + len(seqs)))
-        )
+        adjacent = len(set(rows.values())) == 1 and seqs == list(range(seqs[0], seqs[0] + len(seqs)))
+        return self._shares and (adjacent or not self.snapshots)
 
     def begin_shared_batch(self, seqs: Collection[int]) -> None:
         """Record that a batch of these sequences follows: if several, all other sequences lose their snapshots."""

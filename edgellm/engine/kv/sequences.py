@@ -134,9 +134,8 @@ class CachedSequences(ABC):
         """Manage the cache of `context`. Raises ModelUnsupported: the model keeps none."""
         self.model, self.spec, self.native = model, spec, context
         self._cache = KVCache(
-            model.owned, context, spec.sequences, model.header.architecture,
-            trusted="rollback" not in model.faults, whole_window=spec.whole_window,
-        )  # fmt: skip
+            model.owned, context, spec.sequences, model.header.architecture, whole_window=spec.whole_window
+        )
         self._prompts, self._epochs = prompts, [0 if prompts is None else prompts.epoch] * spec.sequences
         self._sequences = Sequences(spec.sequences, spec.n_ctx)
         self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
