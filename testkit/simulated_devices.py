@@ -36,7 +36,7 @@ class Script:
         if rng.random() < WRONG:
             ids[rng.randrange(GAMMA)] ^= 1
         chunk = Chunk(ids=ids)
-        return VerifyRequest(device, GREEDY, CACHED - 1, self.before[CACHED - 1 :], chunk, tenant=ELSEWHERE)
+        return VerifyRequest(device, GREEDY, 0, self.before, chunk, tenant=ELSEWHERE)
 
 
 def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[Script]:

@@ -146,6 +146,11 @@ def read_verify(
     )
 
 
+def text_after(request: VerifyRequest, verdict: Verdict) -> Ids:
+    """Return the tokens that a session holds after the verdict on `request`, which has the whole text."""
+    return np.concatenate((request.prefix, request.draft.ids[: verdict.accepted], verdict.tokens[:-1]))
+
+
 def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A002 - the contract's own word
     plausible = np.packbits(np.array(verdict.plausible or (), bool), bitorder="little").tobytes()
     message = pb.Verdict(

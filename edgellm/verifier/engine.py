@@ -13,8 +13,8 @@ import numpy as np
 from edgellm.engine import Floats, Ids, SeqRows, common_prefix
 from edgellm.errors import EdgeError
 from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
-from edgellm.spec.types import NO_IDS, Verdict
-from edgellm.verifier.scheduler import Answer, Counters, Deliver, Job, MissingPrefix, Scheduler, Slice
+from edgellm.spec.types import Verdict
+from edgellm.verifier.scheduler import Answer, Counters, Deliver, Job, Scheduler, Slice
 
 if TYPE_CHECKING:
     from edgellm.verifier.extra_drafts import ExtraDrafts
@@ -62,16 +62,10 @@ class VerifierEngine:
         """Add a request, which arrived after the beginning of `arrival` prefill batches. `deliver` is called with the
         answer, unless the session is dropped first."""
         self.returning.discard(request.session)
-        slot = self._slots.slot(request.session)
-        held = self._runner.cached(slot) if slot is not None else NO_IDS
-        if request.position > len(held):
-            deliver(MissingPrefix(len(held)))
-            return
-        ids = np.concatenate((held[: request.position], request.prefix)) if request.position else request.prefix
-        job = Job(request, ids, deliver=deliver, arrival=arrival)
+        job = Job(request, request.prefix, deliver=deliver, arrival=arrival)
         self._queue[job.session] = job
         self._scheduler.on_request(job)
-        if slot is not None:
+        if self._slots.slot(request.session) is not None:
             self._claim(job)  # An older request must not get its slot.
 
     def drop(self, session: int) -> None:

@@ -221,16 +221,7 @@ class Job(Judgement):
         return self.request.tenant.device
 
 
-@dataclass(frozen=True, slots=True)
-class MissingPrefix:
-    """The answer that a session holds only the first `position` tokens: the rest must be sent again."""
-
-    position: int
-
-
-Answer: TypeAlias = Verdict | MissingPrefix | EdgeError
-
-
+Answer: TypeAlias = Verdict | EdgeError
 Deliver: TypeAlias = Callable[[Answer], None]
 
 

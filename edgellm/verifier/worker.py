@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Self
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.kv.sequences import PromptCache
 from edgellm.engine.native import release_threads
-from edgellm.errors import EngineFailed, ProtocolError
+from edgellm.errors import EngineFailed
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import Verdict
 from edgellm.verifier.engine import ModelRunner, VerifierEngine
 from edgellm.verifier.in_process import EXTRA_TOKENS
-from edgellm.verifier.scheduler import Answer, Counters, Deliver, MissingPrefix, Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import Answer, Counters, Deliver, Scheduler, SchedulerLimits
 
 if TYPE_CHECKING:
     from edgellm.verifier.extra_drafts import ExtraDrafts
@@ -47,8 +47,9 @@ class VerifierBackend(ABC):
 
     @abstractmethod
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """Request a verdict; a session always has the same tenant. `deliver` is called with the answer from any thread,
-        and must not block, unless the session ends first. VerifierBusy tells when to ask again."""
+        """Request a verdict behind the whole text; a session always has the same tenant. `deliver` is called with the
+        answer from any thread, and must not block, unless the session ends first. VerifierBusy tells when to ask
+        again."""
 
     @abstractmethod
     def end_session(self, session: int) -> None:
@@ -303,7 +304,5 @@ def settle(future: Future[Verdict], answer: Answer) -> None:
         return
     if isinstance(answer, Verdict):
         future.set_result(answer)
-    elif isinstance(answer, MissingPrefix):
-        future.set_exception(ProtocolError("The verifier lost tokens that it was sent.", "Report this."))
     else:
         future.set_exception(answer)

@@ -105,7 +105,7 @@ def readers(folder: Path) -> list[Reader]:
         for at, drafted, logprobs in ((0, 0, None), (0, 4, None), (400, 1, None), (0, 2, 20))
     ]
     verdict = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, passes=2, plausible=(True, True, False, True)))
-    frames = [verdict, pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=ROUND, position=1))]
+    frames = [verdict, pb.VerifierFrame(busy=pb.Busy(round=ROUND, retry_ms=1))]
     hello = pb.HelloReply(protocol=PROTOCOL, vocabulary=bytes.fromhex(VOCABULARY.fingerprint), vocabulary_size=WORDS,
                           model="big", context_length=512, model_hash=bytes(32),
                           sampling=write_wanted(WANTED))  # fmt: skip

@@ -191,7 +191,6 @@ def padded(size: int) -> bytes:
         b"\xff\xff", b"", verdict(99, 1), verdict(1, 2**20), verdict(1, 1, accepted=3), verdict(1),
         pb.VerifierFrame(verdict=pb.Verdict(round=1, tokens=[1], passes=2**32 - 1)),
         working(99),
-        pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=1, position=0)),  # everything was sent
         padded(2 * 2**20), padded(14 * 2**20),
     ],
     ids=lambda frame: str(frame)[:40],
@@ -248,28 +247,6 @@ def test_a_refusal_says_why_and_the_waits_between_tries_grow_until_a_verdict_com
         session.submit(TEXT, Chunk()).result()
         lost(session)
         assert waits[3] < waits[2]
-
-
-def test_missing_tokens_are_sent_again(vocabulary: Vocabulary) -> None:
-    seen = []
-
-    def answer(ask: pb.Verify) -> pb.VerifierFrame:
-        seen.append((ask.round, ask.position, list(ask.prefix), list(ask.chunk)))
-        if ask.round == 2 and ask.position > 3:
-            return pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=2, position=ask.position // 2))
-        return verdict(ask.round, 50)
-
-    with asking(vocabulary, each(answer)) as session:
-        session.submit(TEXT, Chunk()).result()
-        longer = np.concatenate((TEXT, np.array([50, 51], dtype=np.int32)))
-        got = session.submit(longer, Chunk(ids=np.array([8], dtype=np.int32))).result()
-    assert seen == [
-        (1, 0, TEXT.tolist(), []),
-        (2, 10, [50, 51], [8]),
-        (2, 5, longer[5:].tolist(), [8]),
-        (2, 2, longer[2:].tolist(), [8]),
-    ]
-    assert got.bytes_up > len(longer)
 
 
 def test_a_verifier_that_shuts_down_is_not_asked_any_more(vocabulary: Vocabulary) -> None:

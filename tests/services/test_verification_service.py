@@ -19,7 +19,7 @@ from edgellm.services.server.verification_service import MAX_GRAMMARS, GrammarOw
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.protocols import GenerationState, VerifyRequest
 from edgellm.spec.sampling import ReplyGrammar
-from edgellm.spec.types import GREEDY, Chunk, Constraint, Ids, Sampling, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Constraint, Ids, Sampling
 from tests.services.conftest import Alone
 
 
@@ -98,16 +98,6 @@ def test_a_long_computation_gives_signs_of_life_and_of_progress(
     assert device.beats[-1].step > device.beats[0].step
 
 
-def test_a_session_that_holds_less_asks_for_the_rest(device: Device, opening: pb.DeviceFrame) -> None:
-    device.say(opening, verify(position=4))
-    assert device.hear().need_prefix == pb.NeedPrefix(round=1, position=0)
-    device.say(verify(position=0, prefix=(1, 2, 3, 4, 5, 6, 7)))  # the same round again is allowed now
-    assert device.hear().verdict.round == 1
-    device.say(verify(round=2, position=9, prefix=(1,)))
-    assert device.hear().need_prefix == pb.NeedPrefix(round=2, position=7)
-    device.finish()
-
-
 @pytest.mark.parametrize(
     ("frames", "code"),
     [
@@ -120,6 +110,7 @@ def test_a_session_that_holds_less_asks_for_the_rest(device: Device, opening: pb
         (["open", verify(chunk=[2**20])], grpc.StatusCode.INVALID_ARGUMENT),
         (["open", verify(round=2), "hear", verify(round=2)], grpc.StatusCode.INVALID_ARGUMENT),
         (["open", verify(round=2), "hear", verify(round=1)], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", verify(), "hear", verify(round=2, position=4)], grpc.StatusCode.INVALID_ARGUMENT),  # it holds three
         (["open", verify(extra=600)], grpc.StatusCode.OUT_OF_RANGE),
         ([{"protocol": PROTOCOL + 1}], grpc.StatusCode.FAILED_PRECONDITION),
         ([{"vocabulary": b"other"}], grpc.StatusCode.FAILED_PRECONDITION),
@@ -209,19 +200,17 @@ class Counting:
         raise NotImplementedError
 
 
-def asked_for(position: int, prefix: list[int], draft: list[int]) -> VerifyRequest:
-    chunk = Chunk(np.array(draft, np.int32))
-    return VerifyRequest(1, GREEDY, position, np.array(prefix, np.int32), chunk, extra=8)
+def asked_for(prefix: list[int], draft: list[int]) -> VerifyRequest:
+    return VerifyRequest(1, GREEDY, 0, np.array(prefix, np.int32), Chunk(np.array(draft, np.int32)), extra=8)
 
 
 def test_the_masks_of_a_draft_are_made_before_it_is_judged() -> None:
     grammar = Counting()
     session = SessionGrammar(GrammarOwner(), START, lambda _: grammar)
-    first, second = asked_for(0, [7, 8, 9], [1, 2]), asked_for(5, [4], [5])
+    first, second = asked_for([7, 8, 9], [1, 2]), asked_for([7, 8, 9, 1, 2, 3], [5])
     assert asyncio.run(session.prepare(first))
     assert grammar.asked == [0, 1, 2]
-    session.observe(first, Verdict(2, np.array([3, 4], np.int32), 0.1))
-    assert asyncio.run(session.prepare(second))  # behind the two accepted tokens, 3 and 4
+    assert asyncio.run(session.prepare(second))
     assert grammar.asked[3:] == [3, 4]
     assert isinstance(second.grammar, ReplyGrammar)
     assert (first.extra, second.extra) == (8, 8)
@@ -233,6 +222,6 @@ def test_a_slow_grammar_gets_no_extra_tokens() -> None:
             sum(range(500_000))
             return super().mask(text)
 
-    asked = asked_for(0, [7, 8, 9], [])
+    asked = asked_for([7, 8, 9], [])
     assert asyncio.run(SessionGrammar(GrammarOwner(), START, lambda _: Slow()).prepare(asked))
     assert asked.extra == 0

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgellm.engine import Model
@@ -20,7 +19,7 @@ from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Token, V
 from edgellm.upstream.gateway.backend import GatewayBackend, families
 from edgellm.upstream.gateway.pool import PooledServer, PoolOpening, ServerPool
 from edgellm.upstream.verifier import UpstreamOptions
-from edgellm.verifier.scheduler import Answer, MissingPrefix
+from edgellm.verifier.scheduler import Answer
 from testkit import retokenized
 from testkit.retokenized import PAIRS
 from testkit.upstream.engine import Engine
@@ -179,7 +178,7 @@ class Sessions:
         self.answers: dict[int, list[Answer]] = {}
         self._came = threading.Condition()
 
-    def ask(self, session: int, prefix: Ids, position: int = 0, tenant: Tenant | None = None) -> None:
+    def ask(self, session: int, prefix: Ids, tenant: Tenant | None = None) -> None:
         """Ask for the next token of a session."""
 
         def deliver(answer: Answer) -> None:
@@ -187,9 +186,7 @@ class Sessions:
                 self.answers.setdefault(session, []).append(answer)
                 self._came.notify_all()
 
-        self.backend.submit(
-            VerifyRequest(session, GREEDY, position, prefix, Chunk(), tenant=tenant or Tenant()), deliver
-        )
+        self.backend.submit(VerifyRequest(session, GREEDY, 0, prefix, Chunk(), tenant=tenant or Tenant()), deliver)
 
     def wait(self, session: int, count: int = 1) -> Answer:
         """Return the answer to a request of a session that has `count` answers then."""
@@ -210,21 +207,6 @@ def sessions(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> Iterator[
     house.mend()
     backend.close()
     model.close()
-
-
-def test_a_session_sends_what_the_gateway_does_not_hold(sessions: Sessions, prompt: Ids) -> None:
-    sessions.ask(1, prompt[3:], 3)
-    assert sessions.wait(1) == MissingPrefix(0)
-    sessions.ask(1, prompt)
-    first = sessions.wait(1, 2)
-    assert isinstance(first, Verdict)
-    sessions.ask(1, first.tokens, len(prompt))
-    second = sessions.wait(1, 3)
-    sessions.ask(2, np.concatenate((prompt, first.tokens)))
-    other = sessions.wait(2)
-    assert isinstance(second, Verdict)
-    assert isinstance(other, Verdict)
-    assert second.tokens.tolist() == other.tokens.tolist()
 
 
 def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, prompt: Ids, houses: dict[str, House]) -> None:

@@ -64,9 +64,8 @@ class Asker:
         self.worker, self.session, self.tenant = worker, session, tenant
         self.answers: SimpleQueue[Answer] = answers or SimpleQueue()
 
-    def ask(self, prefix: Ids, position: int = 0, extra: int = 0) -> None:
-        new = prefix[position:]
-        request = VerifyRequest(self.session, GREEDY, position, new, Chunk(), extra, round=1, tenant=self.tenant)
+    def ask(self, prefix: Ids, extra: int = 0) -> None:
+        request = VerifyRequest(self.session, GREEDY, 0, prefix, Chunk(), extra, round=1, tenant=self.tenant)
         self.worker.submit(request, self.answers.put)
 
     def answer(self) -> Answer:
@@ -77,8 +76,8 @@ class Asker:
         assert isinstance(answer, Verdict)
         return answer.tokens.tolist()
 
-    def get(self, prefix: Ids, position: int = 0) -> list[int]:
-        self.ask(prefix, position)
+    def get(self, prefix: Ids) -> list[int]:
+        self.ask(prefix)
         return self.tokens()
 
 
@@ -104,7 +103,7 @@ def test_verifications_wait_for_one_chunk_alone(gate: Gate, worker: VerifierWork
     text = np.concatenate([prompt[::-1]] * 12)
     long.ask(text)
     until(lambda: len(gate.orders) > first)  # its first chunk is being computed
-    short.ask(np.concatenate((prompt, np.array(written, dtype=np.int32))), position=len(prompt))
+    short.ask(np.concatenate((prompt, np.array(written, dtype=np.int32))))
     gate.allowed.set()
     assert short.tokens() == alone(prompt, 2)[1:]
     assert long.tokens() == alone(text, 1)
@@ -174,7 +173,7 @@ def test_what_a_waiting_request_builds_on_is_not_evicted(
     until(lambda: len(gate.orders) > begun)  # else it might hear of some of the others first, and not of all
     for asker in askers[SLOTS:]:
         asker.ask(other)
-    askers[1].ask(prompt, position=len(prompt) - 1)
+    askers[1].ask(prompt)
     gate.allowed.set()
     for asker in askers[:2]:
         assert asker.tokens() == alone(prompt, 1)
@@ -244,7 +243,7 @@ def test_prompts_are_shared_within_a_device_only(worker: VerifierWorker, prompt:
     assert first.get(long) == alone(long, 1)
     second = Asker(worker, 2, Tenant(salt, cache_salt=salt))
     assert second.get(long) == alone(long, 1)
-    assert first.get(np.append(long, alone(long, 1)).astype(np.int32), position=len(long)) == alone(long, 2)[1:]
+    assert first.get(np.append(long, alone(long, 1)).astype(np.int32)) == alone(long, 2)[1:]
     assert bool(worker.counters.copied) == (salt == "one")
     worker.end_session(1)
     third, rows = Asker(worker, 3, Tenant("third", cache_salt="third")), worker.counters.rows

@@ -75,18 +75,16 @@ class DeviceFrame(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ...) -> None: ...
 
 class VerifierFrame(_message.Message):
-    __slots__ = ("verdict", "need_prefix", "working", "busy", "draining")
+    __slots__ = ("verdict", "working", "busy", "draining")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
-    NEED_PREFIX_FIELD_NUMBER: _ClassVar[int]
     WORKING_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
-    need_prefix: NeedPrefix
     working: Working
     busy: Busy
     draining: Draining
-    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., need_prefix: _Optional[_Union[NeedPrefix, _Mapping]] = ..., working: _Optional[_Union[Working, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., working: _Optional[_Union[Working, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("protocol", "vocabulary", "sampling", "model")
@@ -191,14 +189,6 @@ class Logprobs(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     likeliest: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, own: _Optional[_Iterable[float]] = ..., ids: _Optional[_Iterable[int]] = ..., likeliest: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class NeedPrefix(_message.Message):
-    __slots__ = ("round", "position")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    round: int
-    position: int
-    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Working(_message.Message):
     __slots__ = ("round", "step", "computed", "cached")

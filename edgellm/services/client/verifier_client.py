@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
 
 from edgellm import errors
 from edgellm.engine import Vocabulary, common_prefix
@@ -99,8 +98,7 @@ class SentRequest:
             return None
         if (error := self.verdict.exception()) is not None:  # a busy verifier has changed nothing
             return self.request.prefix[: self.position] if isinstance(error, errors.VerifierBusy) else None
-        verdict = self.verdict.result()
-        return np.concatenate((self.request.prefix, self.request.draft.ids[: verdict.accepted], verdict.tokens[:-1]))
+        return codec.text_after(self.request, self.verdict.result())
 
 
 class RemoteVerifier(Verifier):
@@ -427,10 +425,6 @@ class Stream:
             verifier.retry.reset()
             verifier.patience.record(VerdictWork(asked.work.unseen, len(verdict.tokens)), passed)
             asked.answer(verdict, passed)
-        elif kind == "need_prefix":
-            if frame.need_prefix.position >= asked.position:
-                raise errors.ProtocolError("The verifier asks for tokens that it already has.", errors.SAME_VERSION)
-            link.send(asked.frame(frame.need_prefix.position))
         elif kind == "busy":
             wait = min(frame.busy.retry_ms, MAX_BUSY_MS) / 1e3
             verifier.retry.pause(wait)

@@ -32,7 +32,7 @@ from edgellm.sleeping import AWAKE
 from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.sampling import GrammarState, ReplyGrammar
 from edgellm.spec.types import NO_IDS, Constraint, Sampling, Verdict
-from edgellm.verifier.scheduler import Answer, MissingPrefix
+from edgellm.verifier.scheduler import Answer
 from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
 
 EVENTS_PER_SECOND = 50.0  # refill of a device's bucket
@@ -65,8 +65,8 @@ class Queue:
 
 
 class Pacing:
-    """A token bucket per device for events that cost the network thread's time without a verdict: a session, *busy*, a
-    missing prefix. Used by that thread alone."""
+    """A token bucket per device for events that cost the network thread's time without a verdict: a session, *busy*.
+    Used by that thread alone."""
 
     def __init__(self) -> None:
         self._full_at: dict[str, float] = {}  # time when each device's bucket is full, the soonest first
@@ -158,6 +158,17 @@ class _Reply:
         self.number, self.tenant = number, tenant
         self.model: VerifyingModel | None = None
         self.grammar: SessionGrammar | None = None
+        self._text = NO_IDS  # the tokens that the session holds
+
+    def complete(self, request: VerifyRequest) -> None:
+        """Put the tokens that the session holds before those of a request. Raises ProtocolError: some are missing."""
+        if request.position > len(self._text):
+            raise errors.ProtocolError(f"The session holds only {len(self._text)} tokens.", errors.SAME_VERSION)
+        request.prefix = self._text = np.concatenate((self._text[: request.position], request.prefix))
+        request.position = 0
+
+    def observe(self, request: VerifyRequest, verdict: Verdict) -> None:
+        self._text = codec.text_after(request, verdict)
 
     def end(self) -> None:
         """Have the backend forget the session, and free its grammar."""
@@ -229,7 +240,7 @@ class VerificationService(Service):
         number, tenant = session.number, session.tenant
         sampling = Sampling()
         await self._pause(tenant)
-        last, again = 0, False  # the latest round, and whether it was answered with NeedPrefix
+        last = 0  # the latest round
         while (frame := await self._next(stream)) is not None:
             if (model := session.model) is None:
                 model, sampling = self._opened(frame)
@@ -242,9 +253,10 @@ class VerificationService(Service):
                 raise errors.ProtocolError("The session was opened twice, or a frame is empty.", errors.SAME_VERSION)
             context = model.info.capabilities.context_length
             request = codec.read_verify(frame.verify, model.vocabulary.size, context, number, sampling, tenant)
-            if request.round < last or (request.round == last and not again):
+            if request.round <= last:
                 raise errors.ProtocolError(f"Round {request.round} was sent after round {last}.", errors.SAME_VERSION)
-            last, again = request.round, False
+            last = request.round
+            session.complete(request)
             if not await self._admitted(model, session.grammar, request, stream):
                 continue
             match await self._answer(model, request, stream):
@@ -252,14 +264,8 @@ class VerificationService(Service):
                     await self._push_back(request, busy.seconds, stream)
                 case errors.EdgeError() as error:
                     raise error
-                case MissingPrefix() as missing:
-                    again = True
-                    need = pb.NeedPrefix(round=request.round, position=missing.position)
-                    await write_in_time(stream, pb.VerifierFrame(need_prefix=need))
-                    await self._pause(tenant)
                 case verdict:
-                    if session.grammar is not None:
-                        session.grammar.observe(request, verdict)
+                    session.observe(request, verdict)
                     await write_in_time(stream, codec.write_verdict(request.round, verdict))
         if self.draining.is_set():
             await write_in_time(stream, pb.VerifierFrame(draining=pb.Draining()))
@@ -365,7 +371,6 @@ class SessionGrammar:
         self._owner, self._constraint, self._compile = owner, constraint, compile_schema
         self._grammar: ReplyGrammar | None = None
         self._holds = self._slow = False
-        self._text = NO_IDS  # the session's known text
 
     async def prepare(self, request: VerifyRequest) -> bool:
         """Have the verdict on `request` follow the grammar, with masks that are made now; return False where the device
@@ -389,14 +394,9 @@ class SessionGrammar:
             if self._compile is None:
                 raise errors.ProtocolError("This verifier follows no JSON schemas.", errors.SAME_VERSION)
             self._grammar = ReplyGrammar(self._compile(self._constraint.schema), self._constraint)
-        if request.position <= len(self._text):  # otherwise the device is asked for the tokens between
-            self._text = np.concatenate((self._text[: request.position], request.prefix))
-            began = thread_time()
-            self._grammar.prepare(self._text, request.draft.ids)
-            self._slow |= thread_time() - began > _SLOW_SECONDS * (len(request.draft) + 1)
-
-    def observe(self, request: VerifyRequest, verdict: Verdict) -> None:
-        self._text = np.concatenate((self._text, request.draft.ids[: verdict.accepted], verdict.tokens))
+        began = thread_time()
+        self._grammar.prepare(request.prefix, request.draft.ids)
+        self._slow |= thread_time() - began > _SLOW_SECONDS * (len(request.draft) + 1)
 
     def end(self) -> None:
         """Give the device's place back; may be called again."""

@@ -16,15 +16,13 @@ from hashlib import blake2b
 from time import monotonic, perf_counter
 from typing import TypeAlias
 
-import numpy as np
-
 from edgellm.errors import EdgeError, EngineFailed, VerifierBusy, VerifierLost, VerifierUnavailable
 from edgellm.spec.protocols import VerifyRequest
-from edgellm.spec.types import NO_IDS, Ids, Verdict
+from edgellm.spec.types import Verdict
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.verifier import UpstreamText
-from edgellm.verifier.scheduler import Deliver, DeviceTurns, MissingPrefix
+from edgellm.verifier.scheduler import Deliver, DeviceTurns
 from edgellm.verifier.worker import VerifierBackend
 
 _BEATS = 4.0  # heartbeats per second: time counts as progress, as servers report none before they answer
@@ -33,11 +31,10 @@ _FIRST = 0.1  # seconds of an answer, before others are known
 
 @dataclass(slots=True, eq=False)
 class _Reply:
-    """A reply of a device: the tokens that are `held` here, and the same text at each server that was asked."""
+    """A reply of a device, and its text at each server that was asked."""
 
     salt: str
     home: PooledServer
-    held: Ids = field(default_factory=lambda: NO_IDS)
     texts: dict[PooledServer, UpstreamText] = field(default_factory=dict)
     asked: "_Asked | None" = None
 
@@ -48,7 +45,6 @@ class _Asked:
 
     session: _Reply
     request: VerifyRequest
-    prefix: Ids
     deliver: Deliver
     arrived: float
     turn: int = 0
@@ -105,14 +101,9 @@ class GatewayBackend(VerifierBackend):
                 deliver(_ended())
                 return
             session = self._session(request)
-            if request.position > len(session.held):
-                deliver(MissingPrefix(len(session.held)))
-                return
-            prefix = np.concatenate((session.held[: request.position], request.prefix))
-            session.held = prefix
             self._drop(session)
             self._turns.record_request(request.tenant.device)
-            session.asked = _Asked(session, request, prefix, deliver, perf_counter())
+            session.asked = _Asked(session, request, deliver, perf_counter())
             self._waiting.append(session.asked)
             self._fill()
 
@@ -166,7 +157,7 @@ class GatewayBackend(VerifierBackend):
         began = perf_counter()
         self.figures["waited_seconds"] += began - asked.arrived
         server.enter()
-        asked.verdict = text.ask(asked.prefix, request.draft, request.extra, request.logprobs)
+        asked.verdict = text.ask(request.prefix, request.draft, request.extra, request.logprobs)
         asked.verdict.add_done_callback(partial(self._done, asked, server, began))
 
     def _done(self, asked: _Asked, server: PooledServer, began: float, verdict: Future[Verdict]) -> None:
@@ -180,7 +171,7 @@ class GatewayBackend(VerifierBackend):
             elif verdict.cancelled():
                 server.leave()
             else:
-                server.leave(answers=1, prefix_tokens=len(asked.prefix), cached_tokens=cached, seconds=seconds)
+                server.leave(answers=1, prefix_tokens=len(asked.request.prefix), cached_tokens=cached, seconds=seconds)
             if asked.session.asked is asked:
                 if verdict.cancelled():
                     self._answer(asked, _ended())
@@ -194,7 +185,6 @@ class GatewayBackend(VerifierBackend):
 
     def _settle(self, asked: _Asked, verdict: Verdict) -> None:
         draft = asked.request.draft
-        asked.session.held = np.concatenate((asked.prefix, draft.ids[: verdict.accepted], verdict.tokens[:-1]))
         self.figures["verdicts"] += 1
         self.figures["draft_tokens"] += len(draft)
         self.figures["accepted_tokens"] += verdict.accepted

@@ -50,16 +50,11 @@ def _smallest(rng: random.Random, number: int) -> pb.Verify:
     return pb.Verify(round=number, prefix=_ids(rng, 1))
 
 
-def _missing(_rng: random.Random, number: int) -> pb.Verify:
-    return pb.Verify(round=number, position=900, prefix=[300])
-
-
 KINDS = {
     "extra 1000": Flood(8, _extra(1000)),
     "extra 100": Flood(8, _extra(100)),
     "700 new, chunk 256": Flood(8, _wide),
     "100 streams": Flood(100, _smallest),
-    "50 of NeedPrefix": Flood(50, _missing),
     "300 streams": Flood(300, _smallest),  # more than the queue holds, and `busy` is ignored
     "new sessions": Flood(50, _smallest, rounds=1),
     "new connections": Flood(8, _smallest, rounds=1),
