@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from edgellm.services.server.servers import WorkerServer
     from edgellm.spec.drafting.cost_curve import CostCurve
     from edgellm.spec.params import ReplyOptions
-    from edgellm.upstream.gateway.pool import ServerPool
+    from edgellm.upstream.gateway.backend import GatewayBackend
     from edgellm.verifier.worker import ColocatedVerifier
 
 _PLANNED = 512  # tokens of a reply, for a plan before the first request
@@ -229,7 +229,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
         if http is not None and not server.models:
             http.models.open_without_model("None of the servers behind this gateway has answered yet.")
 
-        def open_model(model: ServerPool, verifier: ColocatedVerifier) -> None:
+        def open_model(model: GatewayBackend, verifier: ColocatedVerifier) -> None:
             for one in model.servers:
                 name = f"{model.name}: " * (len(server.models) > 1)
                 say(f"{name}{one.opened.finding}.", style="dim")
@@ -239,7 +239,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
                 over_http = _served(asked, opened.enter_context(_pair_over(model, verifier)))
                 (http.open if model is server.models[0] else http.models.add)(over_http)
 
-        def open_late(model: ServerPool, verifier: ColocatedVerifier) -> None:
+        def open_late(model: GatewayBackend, verifier: ColocatedVerifier) -> None:
             try:
                 open_model(model, verifier)
             except EdgeError as error:
@@ -250,13 +250,13 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
         server.watch(open_model, open_late)
         say_how()
         if http is not None:
-            http.metrics.add(lambda: families(server.backends, len(server.away)))
+            http.metrics.add(lambda: families(server.models, len(server.away)))
             print_urls(http)
         with _announcing(server, link), closing(server):
             _until_stopped([http, server])
 
 
-def _pair_over(model: ServerPool, verifier: ColocatedVerifier) -> LLM:
+def _pair_over(model: GatewayBackend, verifier: ColocatedVerifier) -> LLM:
     """Return a pair without a draft model, whose replies the servers behind a gateway's `model` write."""
     where = ", ".join(str(one.url) for one in model.servers)
     finding = "; ".join(one.opened.finding for one in model.servers)

@@ -119,7 +119,7 @@ class House:
         """End all faults, and wait until every server is used again."""
         for server in self.servers:
             server.heal()
-        until(lambda: all(one.verifier.up() for backend in self.gateway.backends for one in backend.pool.servers))
+        until(lambda: all(one.verifier.up() for backend in self.gateway.models for one in backend.servers))
 
 
 def drafting(closing: ExitStack, draft: Model, gateway: GatewayServer, name: str = "") -> LLM:

@@ -16,8 +16,8 @@ from edgellm.llm import LLM
 from edgellm.services.server.gateway_server import GatewayServer
 from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Token, Verdict
-from edgellm.upstream.gateway.backend import GatewayBackend, families
-from edgellm.upstream.gateway.pool import PooledServer, PoolOpening, ServerPool
+from edgellm.upstream.gateway.backend import GatewayBackend, PooledServer, families
+from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.verifier import UpstreamOptions
 from edgellm.verifier.scheduler import Answer
 from testkit import retokenized
@@ -34,7 +34,7 @@ PATIENT = UpstreamOptions(least=600.0, retry=0.01, retry_most=0.02)  # what a bu
 
 def open_models(
     tokenizer: Path, servers: Sequence[UpstreamServer], options: UpstreamOptions = PATIENT
-) -> tuple[ServerPool, ...]:
+) -> tuple[GatewayBackend, ...]:
     """The models of some servers, with one tokenizer."""
     return PoolOpening([tokenizer], options).open([server.url for server in servers])
 
@@ -113,7 +113,7 @@ def test_devices_are_told_what_servers_cannot_do(houses: dict[str, House]) -> No
 def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wanted: dict[int, list[int]]) -> None:
     """Again and again the server that is used fails: nothing is lost, repeated, or unverified."""
     house = houses["two"]
-    backend, pool = house.gateway.backends[0], house.gateway.models[0]
+    backend = house.gateway.models[0]
     moved = backend.figures["moved_requests"]
     tokens: list[Token] = []
     notices: list[Notice] = []
@@ -127,8 +127,8 @@ def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wa
             faults.pop(0)
         house.mend()
         if faults:  # a chunk may bring several tokens: a fault stays until a request has met it
-            busy = max(pool.servers, key=lambda one: one.sessions)
-            server = house.servers[pool.servers.index(busy)]
+            busy = max(backend.servers, key=lambda one: one.sessions)
+            server = house.servers[backend.servers.index(busy)]
             server.fault = faults[0]
             asked = len(server.requests)
     house.mend()
@@ -145,7 +145,7 @@ def test_with_no_server_devices_are_told_when_to_return(houses: dict[str, House]
     assert {token.source for token in tokens} <= UNVERIFIED
     assert any("The verifier is busy for about" in notice.text for notice in notices)
     house.mend()
-    assert house.gateway.backends[0].figures["pushed_back_requests"] > 0
+    assert house.gateway.models[0].figures["pushed_back_requests"] > 0
     while any(token.source in UNVERIFIED for token in tokens):
         tokens, _ = written(house.devices[""])
     assert [token.id for token in tokens] == wanted[5]
@@ -155,7 +155,7 @@ def test_the_metrics_tell_what_was_reused(houses: dict[str, House]) -> None:
     house = houses["vllm-score"]
     for _ in range(2):
         written(house.devices[""])
-    found = {name: sum(value for _, value in values) for name, _, _, values in families(house.gateway.backends, 0)}
+    found = {name: sum(value for _, value in values) for name, _, _, values in families(house.gateway.models, 0)}
     assert 0 < found["edgellm_upstream_cached_tokens_total"] < found["edgellm_upstream_prefix_tokens_total"]
     assert found["edgellm_gateway_verdicts_total"] == found["edgellm_upstream_answers_total"] > 0
     assert found["edgellm_gateway_verified_tokens_total"] >= 2 * MOST
@@ -201,17 +201,15 @@ def sessions(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> Iterator[
     """Sessions at a gateway with a place for one request at each of two servers."""
     house = houses["two"]
     (model,) = open_models(f32_pair[0], house.servers)
-    narrow = ServerPool(model.text, [PooledServer(one.opened, 1) for one in model.servers])
-    backend = GatewayBackend(narrow)
+    backend = GatewayBackend(model.text, [PooledServer(one.opened, 1) for one in model.servers])
     yield Sessions(backend)
     house.mend()
-    backend.close()
-    model.close()
+    backend.dispose()
 
 
 def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, prompt: Ids, houses: dict[str, House]) -> None:
     """Two requests are in flight, one at each server, and two wait; who leaves makes room."""
-    pool, servers = sessions.backend.pool, houses["two"].servers
+    pool, servers = sessions.backend, houses["two"].servers
     asked = sum(len(server.requests) for server in servers)
     houses["two"].fail(Fault.STALLED)
     for session in (1, 2, 3, 4):
@@ -232,7 +230,7 @@ def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, prompt: Id
 
 def test_a_device_keeps_its_server(sessions: Sessions, prompt: Ids) -> None:
     """Its next reply begins with the last one's text, which that server has in its cache."""
-    pool = sessions.backend.pool
+    pool = sessions.backend
     for session, device in enumerate(("phone", "laptop", "phone", "laptop")):
         sessions.ask(session, prompt, tenant=Tenant(device))
         sessions.wait(session)
@@ -271,7 +269,7 @@ def test_a_refused_request_says_nothing_of_servers(sessions: Sessions, prompt: I
     assert isinstance(answer, VerifierLost)
     assert "too many tokens" in answer.what
     assert sessions.backend.ready()
-    assert [server.figures["refusals"] for server in sessions.backend.pool.servers] == [1, 1]
+    assert [server.figures["refusals"] for server in sessions.backend.servers] == [1, 1]
     houses["two"].mend()
     sessions.ask(2, prompt)
     assert isinstance(sessions.wait(2), Verdict)
@@ -280,8 +278,7 @@ def test_a_refused_request_says_nothing_of_servers(sessions: Sessions, prompt: I
 def test_a_stalling_server_is_replaced(prompt: Ids, houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
     house = houses["two"]
     hasty = UpstreamOptions(least=0.2, retry=0.01, retry_most=0.02)
-    (model,) = open_models(f32_pair[0], house.servers, hasty)
-    backend = GatewayBackend(model)
+    (backend,) = open_models(f32_pair[0], house.servers, hasty)
     sessions = Sessions(backend)
     for session in (1, 2):  # how long they take is known then
         sessions.ask(session, prompt)
@@ -294,8 +291,7 @@ def test_a_stalling_server_is_replaced(prompt: Ids, houses: dict[str, House], f3
             break  # else a busy machine was late, too
     assert backend.figures["moved_requests"] > 0
     house.mend()
-    backend.close()
-    model.close()
+    backend.dispose()
 
 
 def test_a_gateway_that_ends_says_so(sessions: Sessions, prompt: Ids, houses: dict[str, House]) -> None:

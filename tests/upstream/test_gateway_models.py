@@ -20,7 +20,7 @@ from edgellm.services.client.verifier_selection import choose_verifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
 from edgellm.services.server.listener import Listening
 from edgellm.upstream.gateway.backend import families
-from edgellm.upstream.gateway.pool import PoolOpening
+from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.verifier import UpstreamOptions
 from testkit import free_port
 from testkit.retokenized import permuted, write
@@ -179,7 +179,7 @@ def test_one_server_may_have_several_of_the_models(
     def opened(*addresses: str) -> list[tuple[str, list[str]]]:
         models = PoolOpening(list(drafts.values()), OPTIONS).open(addresses)
         for model in models:
-            closing.callback(model.close)
+            closing.callback(model.dispose)
         return [(model.name, [str(one.url) for one in model.servers]) for model in models]
 
     both = [(ONE, [router.url]), (OTHER, [router.url])]
@@ -206,7 +206,7 @@ def test_each_model_needs_a_tokenizer_that_is_proved_to_be_its_own(
 def metrics_of(gateway: GatewayServer) -> dict[str, dict[str, float]]:
     return {
         name: {" ".join(labels): value for labels, value in values}
-        for name, _, _, values in families(gateway.backends, len(gateway.away))
+        for name, _, _, values in families(gateway.models, len(gateway.away))
     }
 
 
@@ -232,7 +232,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
         assert [token.id for token in written(pair)[0]] == texts[name]
         return pair
 
-    assert gateway.models == ()
+    assert not list(gateway.models)
     assert metrics_of(gateway)["edgellm_gateway_servers_awaited"] == {"": 3}
     with (
         Model.load(drafts[ONE], TEXT_ONLY) as text,
@@ -248,7 +248,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
     assert [token.id for token in written(unnamed)[0]] == texts[ONE]
     closing.enter_context(UpstreamServer(Vllm(engine), port=more))
     until(lambda: metrics_of(gateway)["edgellm_gateway_servers_awaited"] == {"": 0})
-    assert [len(backend.pool.servers) for backend in gateway.backends] == [2, 1]
+    assert [len(backend.servers) for backend in gateway.models] == [2, 1]
     assert OTHER in metrics_of(gateway)["edgellm_gateway_verdicts_total"]
     assert sum("It is used as soon as it answers." in event for event in events) == 3
     assert f"http://127.0.0.1:{other} is used now: {OTHER} is served from now on." in events
@@ -263,7 +263,7 @@ def test_a_model_that_comes_too_late_is_closed(engine: Engine, drafts: dict[str,
         pass
     gateway.close()
     gateway.add(model)
-    assert gateway.models == ()
+    assert not list(gateway.models)
     assert not model.add(model.servers[0])  # it is closed
 
 
@@ -274,7 +274,7 @@ def test_a_late_server_with_a_tokenizer_that_nobody_gave_is_not_used(
     one = closing.enter_context(UpstreamServer(Vllm(engine)))
     opening = PoolOpening([drafts[ONE]], OPTIONS, news.append)
     (model,) = opening.open([one.url, f"http://127.0.0.1:{port}"])
-    closing.callback(model.close)
+    closing.callback(model.dispose)
     closing.callback(opening.close)
     added: list[str] = []
     opening.look(lambda late: added.append(late.name))

@@ -14,7 +14,7 @@ from edgellm.services.server.verification_service import MAX_WAITING, VerifyingM
 from edgellm.services.verification_codec import VerifierInfo
 from edgellm.spec.sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
-from edgellm.upstream.gateway.pool import PoolOpening, ServerPool
+from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.verifier import UpstreamOptions
 from edgellm.verifier.worker import ColocatedVerifier
@@ -24,7 +24,7 @@ LEAST = 1.5
 place of one that stalls."""
 
 
-Watcher: TypeAlias = Callable[[ServerPool, ColocatedVerifier], None]
+Watcher: TypeAlias = Callable[[GatewayBackend, ColocatedVerifier], None]
 """Called with a model behind a gateway, and its servers as a verifier."""
 
 
@@ -32,41 +32,37 @@ class GatewayServer(SessionServer):
     """Answers sessions of each model by its servers. `start`, then `stop`; both may come from any thread."""
 
     def __init__(
-        self, models: Sequence[ServerPool], address: Address, *, on_event: Notify = tell_nobody,
+        self, models: Sequence[GatewayBackend], address: Address, *, on_event: Notify = tell_nobody,
         trust: Trust | None = None, opening: PoolOpening | None = None,
     ) -> None:  # fmt: skip
         """Take over `models`, and the `opening` of further servers; without it, no model is added. The rest as for
         `SessionServer`."""
         super().__init__(address, on_event, trust)
         self._opening = opening
-        self.backends: list[GatewayBackend] = []
+        self.models: tuple[GatewayBackend, ...] = ()
         self._watchers: list[Watcher] = []
         self._lock, self._closed = threading.Lock(), False  # the lock is held while models are added
         for model in models:
             self.add(model)
 
     @property
-    def models(self) -> tuple[ServerPool, ...]:
-        return tuple(backend.pool for backend in self.backends)
-
-    @property
     def away(self) -> tuple[ServerURL, ...]:
         """Return the servers that have not answered since the gateway began."""
         return () if self._opening is None else self._opening.away
 
-    def add(self, model: ServerPool) -> None:
+    def add(self, model: GatewayBackend) -> None:
         with self._lock:
             if self._closed:
-                model.close()
+                model.dispose()
                 return
-            backend, waiting = GatewayBackend(model), MAX_WAITING + model.places  # besides requests in flight
+            waiting = MAX_WAITING + model.places  # besides requests in flight
             grammar = model.text.grammar if model.capabilities.grammars else None
             tokenizer = tokenizer_to_send(model.text.file, model.name)
             verifying = VerifyingModel(
-                _info(model), model.text.vocabulary, backend, waiting, grammar, tokenizer=tokenizer
+                _info(model), model.text.vocabulary, model, waiting, grammar, tokenizer=tokenizer
             )
             self.serve(verifying)
-            self.backends.append(backend)
+            self.models = (*self.models, model)
             for watcher in self._watchers:
                 watcher(model, verifying.inside())
 
@@ -85,10 +81,10 @@ class GatewayServer(SessionServer):
         with self._lock:
             self._closed = True
         for model in self.models:
-            model.close()
+            model.dispose()
 
 
-def _info(model: ServerPool) -> VerifierInfo:
+def _info(model: GatewayBackend) -> VerifierInfo:
     vocabulary, able = model.text.vocabulary, model.capabilities
     sampling = sampling_elsewhere(able.name, model.text.file).told_by(able.choice)
     return VerifierInfo(
@@ -120,7 +116,7 @@ def serve_gateway(
     except BaseException:
         opening.close()
         for model in models:
-            model.close()
+            model.dispose()
         raise
     opening.look(server.add)
     return server

@@ -1,4 +1,5 @@
-"""Sessions of devices, answered by stock servers: one request of each session at a time, the sessions in parallel.
+"""Sessions of devices, answered by a model's stock servers: one request of each session at a time, the sessions in
+parallel.
 
 A session belongs to one server, whose cache has its text. When that server fails, the same request goes to another;
 without another, the device is told when to ask again. Every request has the whole text and is answered once, so that
@@ -8,25 +9,61 @@ no failure loses or repeats tokens.
 import secrets
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from time import monotonic, perf_counter
 from typing import TypeAlias
 
+from edgellm.engine import Model
 from edgellm.errors import EdgeError, EngineFailed, VerifierBusy, VerifierLost, VerifierUnavailable
-from edgellm.spec.protocols import VerifyRequest
+from edgellm.spec.params import MAX_LOGPROBS
+from edgellm.spec.protocols import Capabilities, VerifyRequest
+from edgellm.spec.sampling import Choice
 from edgellm.spec.types import Verdict
-from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerRefused
+from edgellm.upstream.opening import OpenedUpstream
 from edgellm.upstream.verifier import UpstreamText
 from edgellm.verifier.scheduler import Deliver, DeviceTurns
 from edgellm.verifier.worker import VerifierBackend
 
 _BEATS = 4.0  # heartbeats per second: time counts as progress, as servers report none before they answer
 _FIRST = 0.1  # seconds of an answer, before others are known
+_UNEVEN = 2  # sessions more than the least busy server that a device's last server, whose cache is warm, may have
+
+
+class PooledServer:
+    """A server of a pool, with the requests `running` there and the `sessions` that it answers. Its owner lets only one
+    thread at a time use it."""
+
+    def __init__(self, opened: OpenedUpstream, places: int) -> None:
+        """Allow at most `places` requests in flight."""
+        self.opened, self.verifier, self.places = opened, opened.verifier, places
+        self.url, self.upstream = opened.url, opened.verifier.upstream
+        self.running = self.sessions = 0
+        self.figures: dict[str, float] = defaultdict(float)
+        """Figures so far, by name."""
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether another request may be sent."""
+        return self.running < self.places
+
+    def enter(self) -> None:
+        """Note that a request is sent."""
+        self.running += 1
+
+    def leave(self, **figures: float) -> None:
+        """Note that a request has ended, and add to the figures."""
+        self.running -= 1
+        for name, amount in figures.items():
+            self.figures[name] += amount
+
+    def join(self, sessions: int) -> None:
+        """Note that a session begins here (1), or moves away or ends (-1)."""
+        self.sessions += sessions
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +95,11 @@ class _Asked:
 
 
 class GatewayBackend(VerifierBackend):
-    """A backend of the servers in a pool."""
+    """A model's servers behind a gateway, with a tokenizer `text`, which renders conversations."""
 
-    def __init__(self, pool: ServerPool) -> None:
-        """Take over `pool`."""
-        self.pool = pool
+    def __init__(self, text: Model, servers: Sequence[PooledServer]) -> None:
+        """Take over the tokenizer and `servers`, at least one."""
+        self.text, self.servers = text, tuple(servers)
         self.figures: dict[str, float] = defaultdict(float)
         """Figures so far, by the names of `_OF_MODELS`."""
         self._lock = threading.RLock()  # A finished future calls back at once.
@@ -72,6 +109,43 @@ class GatewayBackend(VerifierBackend):
         self._waiting: list[_Asked] = []
         self._turns = DeviceTurns()
         self._closed = False
+
+    def add(self, server: PooledServer, *, announced: bool = True) -> bool:
+        """Take over another server; return False if it lacks an ability that was `announced`, or this is closed. May be
+        called from any thread."""
+        with self._lock:
+            now, then = self.capabilities, _common((*self.servers, server))
+            as_able = now.choice.likely == then.choice.likely and now == replace(then, choice=now.choice)
+            if self._closed or (announced and not as_able):
+                return False
+            self.servers = (*self.servers, server)
+            return True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return the abilities of every server; of a context, one position is for the token behind a text."""
+        return _common(self.servers)
+
+    @property
+    def name(self) -> str:
+        """Return the model's name."""
+        return self.servers[0].upstream.name
+
+    @property
+    def identity(self) -> str:
+        """Return a hash that stands for the model."""
+        return self.servers[0].opened.identity
+
+    @property
+    def behind(self) -> str:
+        """Return the servers' kinds and tiers, such as "vLLM by score, llama-server by continue"."""
+        ways = [f"{server.upstream.dialect} by {server.upstream.tier}" for server in self.servers]
+        return ", ".join(dict.fromkeys(ways))
+
+    @property
+    def places(self) -> int:
+        """Return how many requests may be in flight in all."""
+        return sum(server.places for server in self.servers)
 
     @property
     def waiting(self) -> int:
@@ -84,12 +158,13 @@ class GatewayBackend(VerifierBackend):
         return int(_BEATS * monotonic())
 
     def ready(self) -> bool:
-        return self.pool.ready()
+        return any(server.verifier.up() for server in self.servers)
 
     def wait_seconds(self) -> float:
-        turns = 1.0 + len(self._waiting) / self.pool.places
-        answers, seconds = (sum(one.figures[name] for one in self.pool.servers) for name in ("answers", "seconds"))
-        return max(self.pool.wait_seconds(), turns * (_FIRST + seconds) / (1.0 + answers))
+        turns = 1.0 + len(self._waiting) / self.places
+        answers, seconds = (sum(one.figures[name] for one in self.servers) for name in ("answers", "seconds"))
+        away = min(server.verifier.wait_seconds() for server in self.servers)
+        return max(away, turns * (_FIRST + seconds) / (1.0 + answers))
 
     def start(self) -> None:
         """Do nothing: servers answer from the beginning."""
@@ -114,24 +189,48 @@ class GatewayBackend(VerifierBackend):
                 self._drop(found)
 
     def close(self) -> None:
+        """Answer all requests with an error, and abandon those in flight."""
         with self._lock:
-            self._closed = True
+            was_closed, self._closed = self._closed, True
             open_requests = [session.asked for session in self._sessions.values() if session.asked is not None]
             for asked in open_requests:
                 self._answer(asked, _ended())
             self._waiting.clear()
-        self.pool.abandon()
+        for server in () if was_closed else self.servers:
+            server.verifier.close()
+
+    def dispose(self) -> None:
+        """Close this, and the tokenizer."""
+        self.close()
+        self.text.close()
 
     def _session(self, request: VerifyRequest) -> _Reply:
         found = self._sessions.get(request.session)
         if found is None:
-            home = self.pool.home(self._last.get(request.tenant.device))
+            home = self._home(self._last.get(request.tenant.device))
             self._last[request.tenant.device] = home
             home.join(1)
             salt = request.tenant.cache_salt  # Servers' caches get an unguessable one.
             salted = blake2b(salt.encode(), key=self._secret, digest_size=16).hexdigest() if salt else ""
             found = self._sessions[request.session] = _Reply(salted, home)
         return found
+
+    def _home(self, last: PooledServer | None) -> PooledServer:
+        """Return the server for a new session of a device: its `last` server, whose cache is warm, unless that is down
+        or clearly busier than the least busy server; else the least busy server."""
+        up = [server for server in self.servers if server.verifier.up()]
+        least = min(
+            up or self.servers,
+            key=lambda server: ((server.sessions + server.running) / server.places, server.figures["answers"]),
+        )
+        return least if last not in up or last.sessions > least.sessions + _UNEVEN else last
+
+    def _choose(self, home: PooledServer, without: Collection[PooledServer]) -> PooledServer | None:
+        """Return the server for a request of a session at `home`: `home` if up and free, else the least loaded free
+        server, else one that is up; None if all are down or in `without`."""
+        able = [server for server in self.servers if server not in without and server.verifier.up()]
+        able = [server for server in able if server.is_free] or able
+        return home if home in able else min(able, key=lambda server: server.running / server.places, default=None)
 
     def _drop(self, session: _Reply) -> None:
         asked, session.asked = session.asked, None
@@ -196,7 +295,7 @@ class GatewayBackend(VerifierBackend):
         asked.failed.add(server)
         asked.refusal = refusal or asked.refusal
         asked.verdict, asked.arrived = None, perf_counter()
-        if len(asked.failed) < len(self.pool.servers):
+        if len(asked.failed) < len(self.servers):
             self.figures["moved_requests"] += 1
         self._waiting.append(asked)
 
@@ -218,7 +317,7 @@ class GatewayBackend(VerifierBackend):
         waiting = self._turns.order(self._waiting)
         while waiting:
             asked = waiting.pop(0)
-            server = self.pool.choose(asked.session.home, asked.failed)
+            server = self._choose(asked.session.home, asked.failed)
             if server is not None and not server.is_free:
                 continue
             self._waiting.remove(asked)
@@ -228,6 +327,16 @@ class GatewayBackend(VerifierBackend):
                 self._turns.record_batch([asked.device])
                 self._send(asked, server)
             waiting = self._turns.order(self._waiting)  # A finished future may have changed them.
+
+
+def _common(servers: Sequence[PooledServer]) -> Capabilities:
+    every = [server.verifier.capabilities for server in servers]
+    logprobs = all(server.upstream.most_top >= MAX_LOGPROBS for server in servers)
+    rules = all(one.penalties for one in every)
+    likely = min(one.choice.likely or 0 for one in every)
+    choice = Choice(likely, any(one.choice.draws_itself for one in every))
+    positions = min(one.context_length for one in every) - 1
+    return Capabilities(every[0].name, positions, logprobs, rules, rules, choice)
 
 
 def _ended() -> EngineFailed:
@@ -270,12 +379,12 @@ _OF_SERVERS = {
 def families(models: Sequence[GatewayBackend], away: int) -> Iterator[Family]:
     """Yield the metrics of a gateway's `models`, then those of each server; `away` servers have not answered yet."""
     for name, about in _OF_MODELS.items():
-        counted = [([one.pool.name], one.figures[name]) for one in models]
+        counted = [([one.name], one.figures[name]) for one in models]
         yield f"edgellm_gateway_{name}_total", about, ["model"], counted
-    waiting = [([one.pool.name], one.waiting) for one in models]
+    waiting = [([one.name], one.waiting) for one in models]
     yield "edgellm_gateway_requests_waiting", "Requests that wait", ["model"], waiting
     yield "edgellm_gateway_servers_awaited", "Servers that have not answered since the gateway began", [], [([], away)]
-    servers = [server for model in models for server in model.pool.servers]
+    servers = [server for model in models for server in model.servers]
     for name, about, value in _NOW_OF_SERVERS:
         now = [([*_place(one), str(one.upstream.tier)], value(one)) for one in servers]
         yield f"edgellm_upstream_{name}", about, ["server", "model", "tier"], now
