@@ -236,17 +236,15 @@ _SAID = 1000  # characters of a verifier's own words
 @dataclass(frozen=True, slots=True)
 class VerifierInfo:
     """A verifier's description: its `capabilities`, the sampling that its model wants, and the SHA-256 of the model's
-    file in hex, empty if unknown. `vocabulary` is the fingerprint of its vocabulary in hex. `chat_template` is its
-    model's, empty if it is not told. `behind` says in a few words what verifies in its place, and how; empty: it
-    verifies itself. `greeting` is what says so, where another device has said it."""
+    file in hex, empty if unknown. `chat_template` is its model's, empty if it is not told. `behind` says in a few words
+    what verifies in its place, and how; empty: it verifies itself. `greeting` is what says so."""
 
     capabilities: Capabilities
-    vocabulary: str
     sampling: ModelSampling
-    model_hash: str = ""
-    chat_template: str = ""
-    behind: str = ""
-    greeting: pb.HelloReply | None = None
+    model_hash: str
+    chat_template: str
+    behind: str
+    greeting: pb.HelloReply
 
     @property
     def model(self) -> str:
@@ -292,8 +290,8 @@ def described(reply: pb.HelloReply, ours: Vocabulary, where: str) -> VerifierInf
         Choice(reply.likely_tokens if reply.HasField("likely_tokens") else None, reply.draws_itself),
     )  # fmt: skip
     return VerifierInfo(
-        capabilities, reply.vocabulary.hex(), read_wanted(reply.sampling, "the verifier's device"),
-        reply.model_hash.hex(), reply.chat_template, reply.behind[:_NAME], reply,
+        capabilities, read_wanted(reply.sampling, "the verifier's device"), reply.model_hash.hex(),
+        reply.chat_template, reply.behind[:_NAME], reply,
     )  # fmt: skip
 
 

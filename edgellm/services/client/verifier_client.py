@@ -213,7 +213,7 @@ class RemoteVerifier(Verifier):
         except BaseException:
             await channel.close(None)
             raise
-        if self._device is not None and info.greeting is not None:
+        if self._device is not None:
             await asyncio.to_thread(codec.KeptGreeting(self.model, info.greeting).keep, self._device)
         self.channel, self._woken = channel, False
         _log.info("connected to the verifier at %s: %s", self._address, info.model)
@@ -362,8 +362,8 @@ class Stream:
                 return
             self._model = verifier.info.model_hash
             held, link = NO_IDS, ServiceLink(SESSION, verifier.timing)
-            # the verifier's own fingerprint: `greet` has compared the vocabularies
-            link.send(asked.sent(codec.write_open(asked.request.sampling, verifier.info.vocabulary, verifier.model)))
+            vocabulary = verifier.vocabulary.fingerprint  # the verifier's own, too: `greet` has compared them
+            link.send(asked.sent(codec.write_open(asked.request.sampling, vocabulary, verifier.model)))
             self._link = link
             verifier.loop_task(self._live(link, channel))
         self._asked, self._sent, self._beats = asked, monotonic(), 0

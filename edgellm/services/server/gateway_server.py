@@ -10,8 +10,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.listener import Listening, Notify, tell_nobody
 from edgellm.services.server.servers import SessionServer
-from edgellm.services.server.verification_service import MAX_WAITING, VerifyingModel, tokenizer_to_send
-from edgellm.services.verification_codec import VerifierInfo
+from edgellm.services.server.verification_service import MAX_WAITING, VerifyingModel
 from edgellm.spec.sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.opening import PoolOpening
@@ -55,12 +54,10 @@ class GatewayServer(SessionServer):
             if self._closed:
                 model.dispose()
                 return
+            able = model.capabilities
+            sampling = sampling_elsewhere(able.name, model.text.file).told_by(able.choice)
             waiting = MAX_WAITING + model.places  # besides requests in flight
-            grammar = model.text.grammar if model.capabilities.grammars else None
-            tokenizer = tokenizer_to_send(model.text.file, model.name)
-            verifying = VerifyingModel(
-                _info(model), model.text.vocabulary, model, waiting, grammar, tokenizer=tokenizer
-            )
+            verifying = VerifyingModel(model.text, model, able, sampling, model.identity, waiting, behind=model.behind)
             self.serve(verifying)
             self.models = (*self.models, model)
             for watcher in self._watchers:
@@ -82,15 +79,6 @@ class GatewayServer(SessionServer):
             self._closed = True
         for model in self.models:
             model.dispose()
-
-
-def _info(model: GatewayBackend) -> VerifierInfo:
-    vocabulary, able = model.text.vocabulary, model.capabilities
-    sampling = sampling_elsewhere(able.name, model.text.file).told_by(able.choice)
-    return VerifierInfo(
-        able, vocabulary.fingerprint, sampling, model.identity, model.text.chat_template_source,
-        model.behind,
-    )  # fmt: skip
 
 
 def serve_gateway(

@@ -23,13 +23,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.layer_service import LayerService
 from edgellm.services.server.listener import BEAT_SECONDS, Listener, Listening, Notify, Service, tell_nobody
 from edgellm.services.server.mesh_service import WorkerService
-from edgellm.services.server.verification_service import (
-    MAX_WAITING,
-    VerificationService,
-    VerifyingModel,
-    tokenizer_to_send,
-)
-from edgellm.services.verification_codec import VerifierInfo
+from edgellm.services.server.verification_service import MAX_WAITING, VerificationService, VerifyingModel
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import sampling_of
@@ -58,9 +52,8 @@ class SessionServer(Listener):
 
     def serve(self, model: VerifyingModel) -> None:
         """Serve another model from now on; it is closed with the server. Any thread may call this."""
-        info = model.info
         self._offers.append(
-            Offer(model=info.model, size=model.size_bytes, vocabulary=model.fingerprint, behind=info.behind)
+            Offer(model=model.name, size=model.size_bytes, vocabulary=model.fingerprint, behind=model.behind)
         )
         self._service.add(model)
         if self._started.is_set():
@@ -125,18 +118,9 @@ class VerifierServer(SessionServer):
         if curve is not None:
             self._worker.fill(curve.widths())
             self._worker.use_curve(curve)
-        name, vocabulary = name_of(model.path), model.vocabulary
-        capabilities = Capabilities(name, self.context_length, logprobs=True, penalties=True, grammars=True)
-        info = VerifierInfo(
-            capabilities, vocabulary.fingerprint, sampling_of(model.file), model_hash,
-            model.chat_template_source,
-        )  # fmt: skip
-        self.serve(
-            VerifyingModel(
-                info, vocabulary, self._worker, max_waiting, model.grammar, model.header.file_size,
-                tokenizer_to_send(model.file, name),
-            )
-        )  # fmt: skip
+        able = Capabilities(name_of(model.path), self.context_length, logprobs=True, penalties=True, grammars=True)
+        wanted, size = sampling_of(model.file), model.header.file_size
+        self.serve(VerifyingModel(model, self._worker, able, wanted, model_hash, max_waiting, size))
 
     @property
     def counters(self) -> Counters:

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from edgellm import errors
-from edgellm.engine import ModelFile, Vocabulary
+from edgellm.engine import Model
 from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.rpc.channel import CONTRACT, HEARTBEAT_SECONDS, MAX_BUSY_MS
 from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message
@@ -29,8 +29,8 @@ from edgellm.rpc.trust.trust import Right
 from edgellm.services import verification_codec as codec
 from edgellm.services.server.listener import Notify, Service, Stream, in_thread, next_message, write_in_time
 from edgellm.sleeping import AWAKE
-from edgellm.spec.protocols import Tenant, VerifyRequest
-from edgellm.spec.sampling import GrammarState, ReplyGrammar
+from edgellm.spec.protocols import Capabilities, Tenant, VerifyRequest
+from edgellm.spec.sampling import GrammarState, ModelSampling, ReplyGrammar
 from edgellm.spec.types import NO_IDS, Constraint, Sampling, Verdict
 from edgellm.verifier.scheduler import Answer
 from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
@@ -83,52 +83,55 @@ class Pacing:
 
 @dataclass(slots=True, eq=False)
 class VerifyingModel:
-    """A model that a server verifies with: its description, and its backend. Beyond `max_waiting` requests at
-    once, further ones are answered *busy*, first those of the devices with the most requests. `grammar` returns the
-    grammar of a JSON schema; without it, replies cannot follow one. `size_bytes` is the size of the model's file, 0 if
-    it is unknown: devices choose the largest one. `tokenizer` is the result of `tokenizer_file`, for devices with
-    another tokenizer; b"" if there is none to send."""
+    """A model that a server verifies with: its `text`, which has the tokenizer and the chat template, and its backend.
+    Beyond `max_waiting` requests at once, further ones are answered *busy*, first those of the devices with the most
+    requests. The model wants this `sampling`, and `model_hash` is the SHA-256 of its file in hex, empty if unknown.
+    `size_bytes` is the size of that file, 0 if it is unknown: devices choose the largest one. `behind` says in a few
+    words what verifies in the server's place, and how; empty: it verifies itself."""
 
-    info: codec.VerifierInfo
-    vocabulary: Vocabulary
+    text: Model
     backend: VerifierBackend
+    capabilities: Capabilities
+    sampling: ModelSampling
+    model_hash: str
     max_waiting: int
-    grammar: Callable[[str], GrammarState] | None = None
     size_bytes: int = 0
-    tokenizer: bytes = b""
+    behind: str = ""
     queue: Queue = field(init=False)
     fingerprint: bytes = field(init=False)
+    tokenizer: bytes = b""
+    """For devices with another tokenizer; b"" if it cannot be sent."""
 
     def __post_init__(self) -> None:
         self.queue = Queue(self.max_waiting)
-        self.fingerprint = bytes.fromhex(self.vocabulary.fingerprint)
+        self.fingerprint = bytes.fromhex(self.text.vocabulary.fingerprint)
+        with suppress(errors.ModelUnsupported, OSError):  # the tokenizer is too long, or the file has been removed
+            self.tokenizer = tokenizer_file(self.text.file, self.name)
 
     @property
     def name(self) -> str:
-        return self.info.model
+        return self.capabilities.name
+
+    @property
+    def grammar(self) -> Callable[[str], GrammarState] | None:
+        """Return what compiles JSON schemas, if replies can follow them."""
+        return self.text.grammar if self.capabilities.grammars else None
 
     def inside(self) -> ColocatedVerifier:
         """Return this verifier for use in this process; its requests are answered together with devices' requests."""
-        return ColocatedVerifier(self.backend, self.info.capabilities, self.grammar)
+        return ColocatedVerifier(self.backend, self.capabilities, self.grammar)
 
     def described(self) -> pb.HelloReply:
-        info, can = self.info, self.info.capabilities
+        can, template = self.capabilities, self.text.chat_template_source
         return pb.HelloReply(
-            protocol=PROTOCOL, vocabulary=self.fingerprint, vocabulary_size=self.vocabulary.size, model=info.model,
-            context_length=can.context_length, model_hash=bytes.fromhex(info.model_hash),
-            chat_template=info.chat_template if len(info.chat_template.encode()) <= _MAX_TEMPLATE else "",
+            protocol=PROTOCOL, vocabulary=self.fingerprint, vocabulary_size=self.text.vocabulary.size, model=self.name,
+            context_length=can.context_length, model_hash=bytes.fromhex(self.model_hash),
+            chat_template=template if len(template.encode()) <= _MAX_TEMPLATE else "",
             logprobs=can.logprobs, penalties=can.penalties, grammars=can.grammars,
-            behind=info.behind, likely_tokens=can.choice.likely, draws_itself=can.choice.draws_itself,
+            behind=self.behind, likely_tokens=can.choice.likely, draws_itself=can.choice.draws_itself,
             tokenizer=hashlib.sha256(self.tokenizer).digest() if self.tokenizer else b"",
-            sampling=codec.write_wanted(info.sampling),
+            sampling=codec.write_wanted(self.sampling),
         )  # fmt: skip
-
-
-def tokenizer_to_send(file: ModelFile, name: str) -> bytes:
-    """Return the tokenizer of `file`, the model of this `name`, as devices are sent it; b"" where it cannot be sent."""
-    with suppress(errors.ModelUnsupported, OSError):  # the tokenizer is too long, or the file has been removed
-        return tokenizer_file(file, name)
-    return b""
 
 
 def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:
@@ -251,8 +254,8 @@ class VerificationService(Service):
                 continue
             if frame.WhichOneof("frame") != "verify":
                 raise errors.ProtocolError("The session was opened twice, or a frame is empty.", errors.SAME_VERSION)
-            context = model.info.capabilities.context_length
-            request = codec.read_verify(frame.verify, model.vocabulary.size, context, number, sampling, tenant)
+            context = model.capabilities.context_length
+            request = codec.read_verify(frame.verify, model.text.vocabulary.size, context, number, sampling, tenant)
             if request.round <= last:
                 raise errors.ProtocolError(f"Round {request.round} was sent after round {last}.", errors.SAME_VERSION)
             last = request.round
