@@ -1,12 +1,10 @@
-"""`layers.proto`: its messages, the devices that keep layers, and the upload of layers to one of them, with a bounded
-number of unacknowledged bytes."""
+"""`layers.proto`: its messages, the devices that keep layers, and the upload of layers to one of them."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import inf
 from typing import TypeVar
 
 import grpc
@@ -28,10 +26,10 @@ from edgellm.errors import (
     StoreFull,
 )
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of, run_in_network_loop
+from edgellm.rpc.channel import HELLO_SECONDS, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import RETRY_FACTOR
 from edgellm.rpc.discovery.peer_probe import ask_peers
-from edgellm.rpc.link import Endpoint, ServiceLink, Timing
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.handshake import connect_authenticated
@@ -42,10 +40,8 @@ from edgellm.storage.layer_store import CleanResult, HeldModel, StoreFacts
 
 M = TypeVar("M", bound=Message)
 
-WINDOW = 2**20  # most unacknowledged bytes in flight, and of a portion
-FRAME = 2**18  # bytes of a portion that this side sends
-REPLY_SECONDS = 30.0  # the sender's wait for a reply or a heartbeat
-UPLOAD_TIMING = Timing(silent_beats=round(REPLY_SECONDS / HEARTBEAT_SECONDS), stall=inf)
+PORTION = 2**20  # bytes of a piece that are sent at once, and lost with a connection, at most
+REPLY_SECONDS = 60.0  # limit for a reply, before which a device may write a whole piece to a slow disk
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Layers"]
 _ERRORS: dict[str, type[EdgeError]] = {
@@ -68,7 +64,11 @@ async def ask(channel: grpc.aio.Channel, call: str, name: str, request: Message,
 
 
 def write_pieces(pieces: Iterable[LayerPiece]) -> list[pb.Piece]:
-    return [pb.Piece(first=one.first, last=one.last, size=one.size, sha256=bytes.fromhex(one.sha256)) for one in pieces]
+    return [_write_piece(one) for one in pieces]
+
+
+def _write_piece(piece: LayerPiece) -> pb.Piece:
+    return pb.Piece(first=piece.first, last=piece.last, size=piece.size, sha256=bytes.fromhex(piece.sha256))
 
 
 def read_pieces(messages: Sequence[pb.Piece]) -> tuple[LayerPiece, ...]:
@@ -188,80 +188,28 @@ async def upload(
 ) -> None:
     """Send a device the `wanted` pieces that it lacks. Pieces are given by index. `cut` yields the bytes of a piece, in
     a thread. `notify` is called with the progress, in the loop."""
-    sender = _Upload(name, manifest, sorted(wanted), notify)
-    try:
-        with call_errors(name):
-            await first_of(sender.link.run(channel, sender.take, sender.beat), sender.send_all(cut, limiter))
-        if not sender.complete:
-            raise DeviceLost(f"{name} has closed the connection.", "Try again.")
-    finally:
-        if sender.acknowledged:  # what was sent last counts, though it was not acknowledged
-            sender.tell()
-
-
-class _Upload:
-    """The sender's side of an upload."""
-
-    def __init__(self, name: str, manifest: Manifest, wanted: Sequence[int], notify: OnUpload) -> None:
-        self.link = ServiceLink(method("Put"), UPLOAD_TIMING, accepted=True)
-        self.acknowledged: dict[int, int] = {}  # bytes of each piece
-        self.complete = False
-        self._name, self._manifest, self._wanted, self._notify, self._sent = name, manifest, wanted, notify, 0
-        self._replies: asyncio.Queue[pb.PutReply] = asyncio.Queue()
-
-    def tell(self) -> None:
-        self._notify(sum(self.acknowledged.values()), self._sent)
-
-    def take(self, data: bytes) -> None:
-        """Handle one reply. Raise the device's error."""
-        reply = parse_message(pb.PutReply, data)
-        if reply.WhichOneof("reply") == "refused":
-            raise error_from_status(reply.refused.status, reply.refused.why, self._name)
-        if reply.WhichOneof("reply") != "checking":
-            self._replies.put_nowait(reply)
-
-    def beat(self, waited: float) -> None:
-        if trouble := self.link.trouble(waited):
-            raise DeviceLost(f"{self._name} {trouble}.", "Try again; what has arrived there is kept.")
-
-    async def send_all(self, cut: Cut, limiter: RateLimiter) -> None:
-        """Send what the device lacks, and wait for it to end the stream."""
-        recipe = write_manifest(self._manifest)
-        self._send(wanted=pb.Wanted(protocol=PROTOCOL, recipe=recipe, pieces=self._wanted))
-        first = await self._replies.get()
-        if first.WhichOneof("reply") != "there":
-            raise ProtocolError("The device has not sent the list of pieces that it has.", SAME_VERSION)
-        self.acknowledged = {one.piece: one.size for one in first.there.pieces}
-        self.tell()
-        for index in sorted(set(self._wanted) - {one.piece for one in first.there.pieces if one.whole}):
-            piece, state = self._manifest.pieces[index], await self._arrived(index)
-            offset = state.size
-            blocks = _blocks(cut(piece), offset)
-            while not state.whole:  # the device confirms that the hash is right
-                if offset == piece.size or offset - state.size + FRAME > WINDOW or not self._replies.empty():
-                    state = await self._arrived(index)
-                    continue
-                block = await asyncio.to_thread(next, blocks, b"")
-                if not block or offset + len(block) > piece.size:
-                    raise LayersCorrupt(f"{str(piece).capitalize()} has changed on this device.", _CHANGED)
-                await limiter.take(len(block))
-                self._send(portion=pb.Portion(piece=index, offset=offset, data=block))
-                offset, self._sent = offset + len(block), self._sent + len(block)
-        self.complete = True
-        await asyncio.Event().wait()
-
-    def _send(self, *, wanted: pb.Wanted | None = None, portion: pb.Portion | None = None) -> None:
-        self.link.owe()
-        self.link.send(pb.PutFrame(wanted=wanted, portion=portion).SerializeToString())
-
-    async def _arrived(self, index: int) -> pb.Arrived:
-        self.link.owe()
-        reply = await self._replies.get()
-        if reply.WhichOneof("reply") != "arrived" or reply.arrived.piece != index:
-            raise ProtocolError("The device acknowledged a piece that was not sent.", SAME_VERSION)
-        self.acknowledged[index] = reply.arrived.size
-        self.tell()
-        return reply.arrived
+    places, sent = sorted(wanted), 0
+    request = pb.Wanted(protocol=PROTOCOL, recipe=write_manifest(manifest), pieces=places)
+    arrived = list((await ask(channel, "Reserve", name, request, pb.There, REPLY_SECONDS)).sizes)
+    if len(arrived) != len(places):
+        raise ProtocolError("The device has not said what it has of each piece.", SAME_VERSION)
+    notify(sum(arrived), sent)
+    for number, piece in enumerate(manifest.pieces[place] for place in places):
+        offset, blocks = -1, iter(list[bytes]())
+        while arrived[number] < piece.size:
+            if arrived[number] != offset:  # at first, or another program of this device sends the same piece
+                offset = arrived[number]
+                blocks = _blocks(cut(piece), offset)
+            block = await asyncio.to_thread(next, blocks, b"")
+            if not block or offset + len(block) > piece.size:
+                raise LayersCorrupt(f"{str(piece).capitalize()} has changed on this device.", _CHANGED)
+            await limiter.take(len(block))
+            portion = pb.Portion(piece=_write_piece(piece), offset=offset, data=block)
+            offset, sent = offset + len(block), sent + len(block)
+            try:
+                arrived[number] = (await ask(channel, "Put", name, portion, pb.Arrived, REPLY_SECONDS)).size
+            finally:  # what was sent counts, though it may not be acknowledged
+                notify(sum(arrived), sent)
 
 
 def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes]:
@@ -270,9 +218,9 @@ def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes
         passed = min(skip, len(portion))
         skip -= passed
         buffer += portion[passed:]
-        while len(buffer) >= FRAME:
-            yield bytes(buffer[:FRAME])
-            del buffer[:FRAME]
+        while len(buffer) >= PORTION:
+            yield bytes(buffer[:PORTION])
+            del buffer[:PORTION]
     if buffer:
         yield bytes(buffer)
 

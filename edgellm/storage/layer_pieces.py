@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from io import BufferedRandom
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
 
 from edgellm import system
 from edgellm.engine import GgufHeader, ModelFile, check_cuttable, cut_bytes
@@ -213,85 +213,43 @@ def _refused(what: str) -> LayersRefused:
     return LayersRefused(f"The manifest is invalid: it has {what}.", SAME_VERSION)
 
 
-class IncomingPiece:
-    """The file of an arriving piece, to be closed; the bytes that have arrived stay for the next time."""
-
-    def __init__(self, path: Path, whole: Path, piece: LayerPiece) -> None:
-        """Open and hash the file at `path`, to be renamed to `whole`. Hashing takes a second per gigabyte."""
-        self.piece = piece
-        self._path, self._final = path, whole
-        with storage_errors(path):
-            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o600), "r+b", buffering=0)
-            self._digest, self.size = hashlib.file_digest(self._file, "sha256"), self._file.tell()
-            if self.size > piece.size:
-                self.restart()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def restart(self) -> None:
-        """Discard the bytes that have arrived."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._digest, self.size = hashlib.sha256(), 0
-
-    def append(self, data: bytes | memoryview) -> None:
-        """Append bytes. Raise LayersRefused or DiskFull."""
-        if self.size + len(data) > self.piece.size:
-            raise LayersRefused(
-                f"{str(self.piece).capitalize()} was announced with {self.piece.size} bytes, but more arrived.", _RETRY
-            )
-        with storage_errors(self._path):
-            try:
-                remaining = memoryview(data)
-                while remaining:
-                    remaining = remaining[self._file.write(remaining) :]
-            except OSError:
-                with suppress(OSError):
-                    self._file.truncate(self.size)
-                    self._file.seek(self.size)
-                raise
-        self._digest.update(data)
-        self.size += len(data)
-
-    def finish(self) -> Path:
-        """Return the piece's final path, after checking its size, hash and layers, and renaming it."""
-        if self.size < self.piece.size:
-            raise LayersRefused(
-                f"{str(self.piece).capitalize()} is incomplete: {self.size} of {self.piece.size} bytes have arrived.",
-                _RETRY,
-            )
-        if wrong := self._fault():
-            self._drop()
+def add_portion(path: Path, whole: Path, piece: LayerPiece, offset: int, data: bytes) -> int:
+    """Add `data` to the file at `path` of an arriving piece, unless it ends elsewhere than at `offset`; return its
+    bytes now. With the last ones check it, and rename it to `whole`, or remove it. Raise LayersRefused, LayersCorrupt
+    or DiskFull."""
+    if offset + len(data) > piece.size:
+        raise LayersRefused(
+            f"{str(piece).capitalize()} was announced with {piece.size} bytes, but more arrived.", _RETRY
+        )
+    wrong = ""
+    with storage_errors(path):
+        with os.fdopen(os.open(path, os.O_RDWR | _PLAIN), "r+b") as file:
+            if (size := file.seek(0, os.SEEK_END)) == offset:
+                size += file.write(data)
+                file.flush()
+            if size < piece.size:
+                return size
+            if not (wrong := _fault(file, path, piece)):
+                os.fsync(file.fileno())
+        if wrong:
+            path.unlink(missing_ok=True)
             raise LayersCorrupt(wrong, _RETRY)
-        with storage_errors(self._path):
-            if self._final.is_file() and self._final.stat().st_size == self.piece.size:  # another process was faster
-                self._drop()
-                return self._final
-            os.fsync(self._file.fileno())
-            self._file.close()
-            mark_used(self._path)
-            self._path.replace(self._final)
-        system.sync_folder(self._final.parent)  # the name, too, must outlive a power cut
-        try_early(self._final)
-        return self._final
+        mark_used(path)
+        path.replace(whole)
+    system.sync_folder(whole.parent)  # the name, too, must outlive a power cut
+    try_early(whole)
+    return size
 
-    def _fault(self) -> str:
-        if self._digest.hexdigest() != self.piece.sha256:
-            return f"The bytes that arrived are not {self.piece}: their SHA-256 differs."
-        try:
-            layers = check_cuttable(ModelFile.open(self._path).header)
-        except EdgeError as error:
-            return f"The file that arrived for {self.piece} is not a model: {error.what}"
-        wrong = f"The file that arrived for {self.piece} has {layers} layers."
-        return wrong if layers != len(self.piece.layers) else ""
 
-    def _drop(self) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+def _fault(file: BufferedRandom, path: Path, piece: LayerPiece) -> str:
+    file.seek(0)
+    if hashlib.file_digest(file, "sha256").hexdigest() != piece.sha256:
+        return f"The bytes that arrived are not {piece}: their SHA-256 differs."
+    try:
+        layers = check_cuttable(ModelFile.open(path).header)
+    except EdgeError as error:
+        return f"The file that arrived for {piece} is not a model: {error.what}"
+    return "" if layers == len(piece.layers) else f"The file that arrived for {piece} has {layers} layers."
 
 
 @contextmanager

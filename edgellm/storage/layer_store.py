@@ -4,7 +4,7 @@ first.
 pieces/SHA256.gguf                a complete piece: its hash was right when it got that name
 pieces/SHA256.SIZE.OWNER.partial  the part of a piece that OWNER has sent, for which SIZE bytes are reserved
 records.json                      the manifests of the pieces that each owner has uploaded, or is uploading
-OWNER.lock                        held while OWNER uploads or removes pieces
+OWNER.lock                        held while bytes from OWNER are added, or its pieces are cut
 lock                              held by the process that evicts, removes or records
 
 OWNER is a device ID in hex, `here` for programs of this machine, or `cut` for pieces that were cut from this device's
@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from edgellm.layer_range import LayerRange
 from edgellm.state import MONTH, from_json, hold_lock, private_folder, read_cached, write_state
 from edgellm.storage import layer_pieces
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.storage.layer_pieces import IncomingPiece, LayerPiece, Manifest
+from edgellm.storage.layer_pieces import LayerPiece, Manifest
 from edgellm.system import cache_dir
 
 OWN, CUT = "here", "cut"
@@ -178,43 +178,53 @@ class LayerStore:
         """Return the complete pieces of the model with this fingerprint, of all owners."""
         return {piece for one in self.models() if one.manifest.fingerprint == fingerprint for piece in one.pieces}
 
-    @contextmanager
-    def receiving(
-        self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str = OWN
-    ) -> Iterator[Callable[[LayerPiece], IncomingPiece]]:
-        """Make room for all of `pieces` of `manifest`, and yield a function that opens one of them, with the bytes that
-        have arrived from `owner` so far. No other process can upload for the same owner until the `with` ends: that
-        raises StoreBusy. If there is no room (`_make_room`), nothing is removed, and StoreFull or DiskFull raised."""
-        with self._exclusive(owner):
-            with self._locked():
-                what = f"{f'{len(pieces)} pieces' if len(pieces) > 1 else pieces[0]} of {manifest.name}"
-                if (requested := sum(piece.size for piece in pieces)) > self.limit:
-                    raise StoreFull(
-                        f"{what} would take {size(requested)}, more than the store's limit of {size(self.limit)}.",
-                        "Raise the limit on that device, or plan fewer layers for it.",
-                    )
-                missing = [piece for piece in pieces if self.find(piece) is None]
-                begun = {file.sha256: file.size_on_disk for file in self._files() if file.owner == owner}
-                self._make_room(
-                    sum(piece.size for piece in missing if piece.sha256 not in begun),
-                    sum(piece.size - begun.get(piece.sha256, 0) for piece in missing),
-                    what, owner, {piece.sha256 for piece in pieces},
-                )  # fmt: skip
-                self._record(owner, manifest, pieces)
-                for piece in pieces:
-                    if piece in missing:
-                        self._whole(piece.sha256).unlink(missing_ok=True)  # a crash of the system cut the whole piece
-                        self._partial(piece, owner).touch(mode=0o600)
-                    else:
-                        self._partial(piece, owner).unlink(missing_ok=True)
-                        layer_pieces.mark_used(self._whole(piece.sha256))
-            yield lambda piece: IncomingPiece(self._partial(piece, owner), self._whole(piece.sha256), piece)
+    def reserve(self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str = OWN) -> list[int]:
+        """Make room for all of `pieces` of `manifest`, and return how many bytes of each have arrived from `owner`. If
+        there is no room (`_make_room`), nothing is removed, and StoreFull or DiskFull raised."""
+        with self._locked(f"{owner}.lock"), self._locked():
+            what = f"{f'{len(pieces)} pieces' if len(pieces) > 1 else pieces[0]} of {manifest.name}"
+            if (requested := sum(piece.size for piece in pieces)) > self.limit:
+                raise StoreFull(
+                    f"{what} would take {size(requested)}, more than the store's limit of {size(self.limit)}.",
+                    "Raise the limit on that device, or plan fewer layers for it.",
+                )
+            missing = [piece for piece in pieces if self.find(piece) is None]
+            begun = {file.sha256: file.size_on_disk for file in self._files() if file.owner == owner}
+            self._make_room(
+                sum(piece.size for piece in missing if piece.sha256 not in begun),
+                sum(piece.size - begun.get(piece.sha256, 0) for piece in missing),
+                what, owner, {piece.sha256 for piece in pieces},
+            )  # fmt: skip
+            self._record(owner, manifest, pieces)
+            for piece in pieces:
+                whole, arriving = self._whole(piece.sha256), self._partial(piece, owner)
+                if piece not in missing or begun.get(piece.sha256, 0) >= piece.size:  # a crash left one without a name
+                    arriving.unlink(missing_ok=True)
+                if piece in missing:
+                    whole.unlink(missing_ok=True)  # a crash of the system cut the whole piece
+                    arriving.touch(mode=0o600)
+                else:
+                    layer_pieces.mark_used(whole)
+            return [self.arrived(piece, owner) for piece in pieces]
+
+    def append(self, piece: LayerPiece, offset: int, data: bytes, owner: str = OWN) -> int:
+        """Add bytes to a piece for which `owner` has reserved room, and return how many have arrived, as `add_portion`
+        does. Raise LayersMissing where there is no such room, or no longer."""
+        with self._locked(f"{owner}.lock"):
+            if self.find(piece) is not None:
+                return piece.size
+            path = self._partial(piece, owner)
+            if not os.path.lexists(path):
+                raise LayersMissing(f"No room is set aside for {piece}.", _DEPLOY)
+            return layer_pieces.add_portion(path, self._whole(piece.sha256), piece, offset, data)
 
     def cut(self, model: ModelFile, layers: LayerRange, size: int, wanted: Collection[str] = ()) -> LayerPiece:
         """Return a piece of about `size` bytes, cut from a model file of this device; `wanted` pieces stay. Wait while
         another process cuts. Raise StoreFull or DiskFull without room, and the errors of `edgellm.engine.cut`."""
         digest, temporary = hashlib.sha256(), self._pieces / "cut.half"
-        with self._exclusive(CUT):
+        with ExitStack() as held:
+            with layer_pieces.storage_errors(self.root):
+                held.enter_context(hold_lock(self._private() / f"{CUT}.lock", -1.0))
             for known in layer_pieces.known_pieces(fingerprint(model.path)):
                 if known.layers == layers and self.find(known) is not None:  # another process was faster
                     return known
@@ -273,8 +283,8 @@ class LayerStore:
 
     def clean(self, fingerprint: str | None = None, owner: str | None = None) -> CleanResult:
         """Remove everything that is not in use; with a `fingerprint`, only that model's pieces; with an `owner`, only
-        pieces of this owner alone. Raise LayersMissing without the model, StoreBusy during an upload."""
-        with self._exclusive(owner), self._locked():
+        pieces of this owner alone. Raise LayersMissing without the model."""
+        with self._locked():
             records = self._records()
             selected = [
                 one for one in records
@@ -332,21 +342,13 @@ class LayerStore:
         """Return the file in which a piece arrives from `owner`: each owner has its own."""
         return self._pieces / f"{piece.sha256}.{piece.size}.{owner}.partial"
 
-    @contextmanager
-    def _exclusive(self, owner: str | None) -> Iterator[None]:
-        """Lock out other processes that upload or remove pieces for `owner`, or for any owner without one. For CUT,
-        wait until the others are done. Raise StoreBusy if another process does so already."""
-        with ExitStack() as held:
-            with layer_pieces.storage_errors(self.root):
-                private_folder(self.root)
-                private_folder(self._pieces)
-                for path in [self.root / f"{owner}.lock"] if owner else sorted(self.root.glob("*.lock")):
-                    held.enter_context(hold_lock(path, -1.0 if owner == CUT else 0.0))
-            yield
+    def _private(self) -> Path:
+        private_folder(self._pieces)
+        return private_folder(self.root)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with layer_pieces.storage_errors(self.root), hold_lock(self.root / "lock"):
+    def _locked(self, name: str = "lock") -> Iterator[None]:
+        with layer_pieces.storage_errors(self.root), hold_lock(self._private() / name):
             yield
 
 

@@ -46,12 +46,10 @@ def _report(data: bytes) -> None:
         raise AssertionError(f"logits of another shape got through: {event.logits}")
 
 
-def _put(data: bytes) -> None:
-    """Decode the first frame of an upload as the store of layers does."""
-    frame = parse_message(layers_pb2.PutFrame, data)
-    if frame.WhichOneof("frame") != "wanted":
-        raise ProtocolError("The first frame is not Wanted.", "Begin with Wanted.")
-    read_places(frame.wanted.pieces, read_manifest(frame.wanted.recipe))
+def _reserve(data: bytes) -> None:
+    """Decode what room is asked for as the store of layers does."""
+    wanted = parse_message(layers_pb2.Wanted, data)
+    read_places(wanted.pieces, read_manifest(wanted.recipe))
 
 
 def _figures(data: bytes) -> None:
@@ -77,13 +75,13 @@ def readers() -> list[Reader]:
     reports = [write_event(event, half=True) for event in events]
     piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))
     recipe = layers_pb2.Recipe(fingerprint=bytes(32), name="big", architecture="llama", layers=2, pieces=[piece])
-    wanted = layers_pb2.PutFrame(wanted=layers_pb2.Wanted(protocol=PROTOCOL, recipe=recipe, pieces=[0]))
+    wanted = layers_pb2.Wanted(protocol=PROTOCOL, recipe=recipe, pieces=[0])
     figures = layers_pb2.Figures(taken=1, rows=[1, 4], seconds=[0.1, 0.2], layer=9, disk=1e9, memory=5)
     query = layers_pb2.MeasureRequest(protocol=PROTOCOL, header=b"GGUF" * 9, data=5, layers=2, width=64)
     return [
         Reader("mesh orders", orders, _order),
         Reader("mesh reports", reports, _report),
-        Reader("layers", [wanted], _put),
+        Reader("layers", [wanted], _reserve),
         Reader("figures", [layers_pb2.MeasureReply(figures=figures)], _figures),
         Reader("measuring", [query], lambda data: read_blocks(parse_message(layers_pb2.MeasureRequest, data))),
     ]

@@ -16,7 +16,7 @@ from edgellm.mesh import deploy as deploying
 from edgellm.mesh.deploy import DeployPart, DeployProgress, deploy
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.layers import WINDOW, Worker, find_workers, local_worker, worker_at_address
+from edgellm.rpc.layers import PORTION, Worker, find_workers, local_worker, worker_at_address
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.layer_pieces import Manifest
@@ -110,7 +110,7 @@ def cutting(relay: Relay, places: list[int]) -> threading.Thread:
     return thread
 
 
-def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
+def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_portion(
     home: Home, send: Send, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deploying, "PAUSE_SECONDS", 0.01)
@@ -123,7 +123,7 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
         thread.join()
     assert done.error is None
     assert done.attempts > 1
-    assert total <= done.sent <= total + (done.attempts - 1) * WINDOW
+    assert total <= done.sent <= total + (done.attempts - 1) * PORTION
     with home.stores["desk"].using(manifest.pieces) as paths:
         assert len(paths) == 12
     assert not list(home.stores["desk"].root.rglob("*.partial"))

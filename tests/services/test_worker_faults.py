@@ -113,7 +113,7 @@ def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifi
     cases: list[tuple[pb.Order | bytes, str]] = [
         (b"\xff\xff", "cannot be parsed"),
         (pb.Order(tell=pb.Tell()), "first order is not Prepare"),
-        (changed(protocol=9), "protocol version 9"),
+        (changed(protocol=99), "protocol version 99"),
         (changed(version="0.0.1"), "llama-cpp-python 0.0.1"),
         (changed(model=b"x"), "has no model"),
         (changed(last=12), "layers 0 to 12 of 12"),

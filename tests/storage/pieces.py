@@ -28,14 +28,9 @@ def put(
     share: float = 1.0,
 ) -> None:  # fmt: skip
     """Puts pieces into a store, or a `share` of the bytes of each, as another device or program would."""
-    with store.receiving(manifest, pieces, owner) as receive:
-        for piece in pieces:
-            if store.find(piece) is None:
-                data = bytes_of(model, piece)
-                with receive(piece) as incoming:
-                    incoming.append(data[incoming.size : int(share * len(data))])
-                    if share == 1.0:
-                        incoming.finish()
+    for piece, arrived in zip(pieces, store.reserve(manifest, pieces, owner), strict=True):
+        if arrived < piece.size:
+            store.append(piece, arrived, bytes_of(model, piece)[arrived : int(share * piece.size)], owner)
 
 
 def layerwise(model: Path) -> Manifest:

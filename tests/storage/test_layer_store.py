@@ -2,7 +2,9 @@
 
 import errno
 import hashlib
+import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -31,9 +33,8 @@ PLENTY = 10**9
 
 
 def put_bytes(store: LayerStore, manifest: Manifest, piece: LayerPiece, data: bytes) -> None:
-    with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
-        partial.append(data[partial.size :])
-        partial.finish()
+    store.reserve(manifest, [piece])
+    store.append(piece, 0, data)
 
 
 def test_a_piece_is_the_file_that_cut_writes(draft_path: Path, manifest: Manifest, tmp_path: Path) -> None:
@@ -102,20 +103,21 @@ def test_a_stage_is_cut_into_pieces_of_about_a_size(draft_path: Path, monkeypatc
 def test_what_has_arrived_is_gone_on_with(draft_path: Path, store: LayerStore, manifest: Manifest) -> None:
     piece = manifest.pieces[1]
     data = bytes_of(draft_path, piece)
-    with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
-        partial.append(data[:1000])
+    with pytest.raises(LayersMissing, match="No room is set aside"):
+        store.append(piece, 0, data[:1000])
+    store.reserve(manifest, [piece])
+    store.append(piece, 0, data[:1000])
     again = LayerStore(store.root, PLENTY)
     assert again.arrived(piece) == 1000
     assert again.models()[0].arriving == 1000
     with pytest.raises(LayersMissing), again.using([piece]):
         pass
-    with again.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
-        assert partial.size == 1000
-        with pytest.raises(LayersRefused, match="incomplete: 1000 of"):
-            partial.finish()
-        partial.append(data[1000:])
-        assert partial.finish().read_bytes() == data
-    assert again.arrived(piece) == piece.size
+    assert again.reserve(manifest, [piece]) == [1000]
+    for offset in (999, 1001):
+        assert again.append(piece, offset, data[offset:2000]) == 1000
+    assert again.append(piece, 1000, data[1000:]) == again.arrived(piece) == piece.size
+    with again.using([piece]) as (path,):
+        assert path.read_bytes() == data
     assert not list(store.root.rglob("*.partial"))
 
 
@@ -202,11 +204,9 @@ def test_pieces_used_in_a_millisecond_are_kept_in_order(draft_path: Path, manife
 def test_room_is_set_aside_for_what_is_arriving(draft_path: Path, manifest: Manifest, tmp_path: Path) -> None:
     one = manifest.pieces[1].size
     store = LayerStore(tmp_path / "small", 2 * one)
-    with store.receiving(manifest, manifest.pieces[1:3]):
-        assert store.size == 2 * one
-        with pytest.raises(LayersRefused, match="by another process"):
-            cut_singly(draft_path, store, layers=LayerRange(3, 4))
-    cut_singly(draft_path, store, layers=LayerRange(3, 4))  # nobody goes on with the others: the oldest goes
+    store.reserve(manifest, manifest.pieces[1:3])
+    assert store.size == 2 * one
+    cut_singly(draft_path, store, layers=LayerRange(3, 4))  # of what the same owner has announced, the oldest goes
     assert store.size == 2 * one
 
 
@@ -215,24 +215,23 @@ def test_a_full_disk_is_said_before_and_in_the_middle(
 ) -> None:
     piece = manifest.pieces[1]
     data = bytes_of(draft_path, piece)
-    with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
-        partial.append(data[:500])
+    store.reserve(manifest, [piece])
+    store.append(piece, 0, data[:500])
 
-        class Full(SimpleNamespace):
-            def write(self, some: Any) -> int:
-                if self.file.tell() >= 600:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-                return int(self.file.write(bytes(some[:100])))
+    class Full(io.BufferedRandom):
+        def write(self, some: Any) -> int:
+            super().write(bytes(some[:100]))
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-        file = partial._file
-        partial._file = Full(file=file, truncate=file.truncate, seek=file.seek, close=file.close)  # type: ignore[assignment]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", lambda handle, _mode: Full(io.FileIO(handle, "r+")))
         with pytest.raises(DiskFull, match="is full"):
-            partial.append(data[500:])
-    assert store.arrived(piece) == 500
+            store.append(piece, 500, data[500:])
+    assert store.arrived(piece) == 600
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=layers.RESERVED_BYTES))
     with pytest.raises(DiskFull, match="too full"):
         cut_singly(draft_path, store, layers=piece.layers)
-    assert store.arrived(piece) == 500
+    assert store.arrived(piece) == 600
 
 
 def test_a_store_that_cannot_be_used_says_so(draft_path: Path, manifest: Manifest, tmp_path: Path) -> None:
@@ -240,14 +239,12 @@ def test_a_store_that_cannot_be_used_says_so(draft_path: Path, manifest: Manifes
     with pytest.raises(LayersRefused, match="cannot be used"):
         cut_singly(draft_path, LayerStore(tmp_path / "file", PLENTY))
     store, piece = LayerStore(tmp_path / "layers", PLENTY), manifest.pieces[1]
-    with store.receiving(manifest, [piece]) as receiving:
-        (partial,) = store.root.glob("pieces/*.partial")
-        partial.unlink()
-        partial.mkdir()
-        with pytest.raises(LayersRefused, match="cannot be used"), receiving(piece):
-            pass
-    with pytest.raises(OSError, match="the model"), store.receiving(manifest, manifest.pieces[2:3]):
-        raise OSError("the model's own trouble stays what it is")
+    store.reserve(manifest, [piece])
+    (partial,) = store.root.glob("pieces/*.partial")
+    partial.unlink()
+    partial.mkdir()
+    with pytest.raises(LayersRefused, match="cannot be used"):
+        store.append(piece, 0, b"x")
 
 
 def test_layers_come_and_go(draft_path: Path, verifier_path: Path, store: LayerStore, manifest: Manifest) -> None:

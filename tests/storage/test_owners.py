@@ -12,7 +12,7 @@ import pytest
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.trial import probe
 from edgellm.engine.trial.probe import Probe, TrialOutcome
-from edgellm.errors import LayersMissing, LayersRefused, ModelCorrupt, StoreBusy, StoreFull
+from edgellm.errors import LayersMissing, LayersRefused, ModelCorrupt, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.state import MONTH
 from edgellm.storage import layer_pieces
@@ -44,8 +44,6 @@ def test_a_device_removes_what_it_brought_alone(store: LayerStore, draft_path: P
 def test_the_user_of_the_device_removes_everything(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
     put(store, draft_path, manifest, [manifest.pieces[1]], X)
     put(store, draft_path, manifest, [manifest.pieces[2]], Y, share=0.5)
-    with store.receiving(manifest, manifest.pieces[1:2], Y), pytest.raises(StoreBusy):
-        store.clean()
     assert store.clean().pieces == 2
     assert (store.models(), store.size) == ([], 0)
 
@@ -57,8 +55,8 @@ def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest,
     put(store, draft_path, manifest, [manifest.pieces[2]], X)
     put(store, draft_path, manifest, [manifest.pieces[3]], X)  # X's own earlier piece makes room.
     assert [store.find(piece) is not None for piece in manifest.pieces[1:4]] == [True, False, True]
-    with pytest.raises(StoreFull, match="belong to other devices"), store.receiving(manifest, manifest.pieces[2:4], X):
-        pass
+    with pytest.raises(StoreFull, match="belong to other devices"):
+        store.reserve(manifest, manifest.pieces[2:4], X)
     assert store.find(manifest.pieces[1]) is not None
     long_ago = time.time() - MONTH - 1.0
     (path,) = [path for path in store.root.glob("pieces/*") if path.name.startswith(manifest.pieces[1].sha256)]
@@ -70,23 +68,21 @@ def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest,
 def test_what_arrives_from_one_gets_nothing_of_another(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
     piece = manifest.pieces[1]
     put(store, draft_path, manifest, [piece], Y, share=0.5)
-    with store.receiving(manifest, [piece], X) as receiving, receiving(piece) as partial:
-        assert partial.size == 0
-        partial.append(b"garbage")
-        assert store.arrived(piece, Y) == piece.size // 2
-        put(store, draft_path, manifest, [piece], Y)  # The other process has not ended.
+    assert store.reserve(manifest, [piece], X) == [0]
+    assert store.append(piece, 0, b"garbage", X) == len(b"garbage")
+    assert store.arrived(piece, Y) == piece.size // 2
+    put(store, draft_path, manifest, [piece], Y)
+    assert store.append(piece, 7, b"garbage", X) == piece.size  # whole meanwhile
     assert store.find(piece) is not None
 
 
 def test_a_device_brings_layers_of_so_many_models_at_most(store: LayerStore, manifest: Manifest) -> None:
     for number in range(MAX_MODELS):
         one = replace(manifest, fingerprint=f"{number:064x}")
-        with store.receiving(one, one.pieces[1:2], X):
-            pass
-    with pytest.raises(StoreFull, match=f"of {MAX_MODELS} models"), store.receiving(manifest, manifest.pieces[:1], X):
-        pass
-    with store.receiving(manifest, manifest.pieces[:1], Y):
-        pass
+        store.reserve(one, one.pieces[1:2], X)
+    with pytest.raises(StoreFull, match=f"of {MAX_MODELS} models"):
+        store.reserve(manifest, manifest.pieces[:1], X)
+    store.reserve(manifest, manifest.pieces[:1], Y)
 
 
 def test_damaged_records_are_none(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:

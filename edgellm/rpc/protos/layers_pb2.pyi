@@ -64,14 +64,6 @@ class HeldModel(_message.Message):
     used: int
     def __init__(self, recipe: _Optional[_Union[Recipe, _Mapping]] = ..., pieces: _Optional[_Iterable[int]] = ..., arriving: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
 
-class PutFrame(_message.Message):
-    __slots__ = ("wanted", "portion")
-    WANTED_FIELD_NUMBER: _ClassVar[int]
-    PORTION_FIELD_NUMBER: _ClassVar[int]
-    wanted: Wanted
-    portion: Portion
-    def __init__(self, wanted: _Optional[_Union[Wanted, _Mapping]] = ..., portion: _Optional[_Union[Portion, _Mapping]] = ...) -> None: ...
-
 class Wanted(_message.Message):
     __slots__ = ("protocol", "recipe", "pieces")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -82,55 +74,27 @@ class Wanted(_message.Message):
     pieces: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, protocol: _Optional[int] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., pieces: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class There(_message.Message):
+    __slots__ = ("sizes",)
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Portion(_message.Message):
     __slots__ = ("piece", "offset", "data")
     PIECE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    piece: int
+    piece: Piece
     offset: int
     data: bytes
-    def __init__(self, piece: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
-
-class PutReply(_message.Message):
-    __slots__ = ("there", "arrived", "checking", "refused")
-    THERE_FIELD_NUMBER: _ClassVar[int]
-    ARRIVED_FIELD_NUMBER: _ClassVar[int]
-    CHECKING_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    there: There
-    arrived: Arrived
-    checking: Checking
-    refused: Refused
-    def __init__(self, there: _Optional[_Union[There, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., checking: _Optional[_Union[Checking, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
-
-class Refused(_message.Message):
-    __slots__ = ("status", "why")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    WHY_FIELD_NUMBER: _ClassVar[int]
-    status: str
-    why: str
-    def __init__(self, status: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
-
-class There(_message.Message):
-    __slots__ = ("pieces",)
-    PIECES_FIELD_NUMBER: _ClassVar[int]
-    pieces: _containers.RepeatedCompositeFieldContainer[Arrived]
-    def __init__(self, pieces: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ...) -> None: ...
+    def __init__(self, piece: _Optional[_Union[Piece, _Mapping]] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Arrived(_message.Message):
-    __slots__ = ("piece", "size", "whole")
-    PIECE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("size",)
     SIZE_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
-    piece: int
     size: int
-    whole: bool
-    def __init__(self, piece: _Optional[int] = ..., size: _Optional[int] = ..., whole: _Optional[bool] = ...) -> None: ...
-
-class Checking(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    def __init__(self, size: _Optional[int] = ...) -> None: ...
 
 class CleanRequest(_message.Message):
     __slots__ = ("protocol", "fingerprint")

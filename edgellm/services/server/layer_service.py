@@ -2,26 +2,21 @@
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from edgellm.engine.gguf.synthetic_layers import Blocks
-from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, MeasureFailed, ProtocolError, StoreBusy
-from edgellm.rpc.layers import CONTRACT, WINDOW, read_manifest, read_places, write_facts
+from edgellm.errors import SAME_VERSION, MeasureFailed, ProtocolError
+from edgellm.rpc.layers import CONTRACT, PORTION, read_manifest, read_pieces, read_places, write_facts
 from edgellm.rpc.measuring import MOST_SENT, DeviceFigures, frame_sizes, read_blocks, write_figures
 from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.handshake import AuthInterceptor, Method, drain
+from edgellm.rpc.trust.handshake import AuthInterceptor, Method
 from edgellm.rpc.trust.trust import Right
-from edgellm.services.server.listener import Notify, Service, Stream, in_thread, next_message, write_in_time
-from edgellm.storage.layer_pieces import IncomingPiece
+from edgellm.services.server.listener import Notify, Service, Stream, in_thread
+from edgellm.sleeping import AWAKE
 from edgellm.storage.layer_store import OWN, LayerStore
-
-SILENT_SECONDS = 60.0  # wait for a portion
 
 Measurer = Callable[[Blocks, float, Callable[[str], None]], DeviceFigures]
 """Measures this device with the given layers, unless its last figures are at most that many seconds old; reports its
@@ -33,7 +28,7 @@ class LayerService(Service):
     compute. Disk access is in threads; one measurement of the device at a time."""
 
     contract, working, here = CONTRACT, True, OWN
-    over = "An upload or a measurement has ended"
+    over = "A measurement has ended"
 
     def __init__(
         self, store: LayerStore, notify: Notify, guard: AuthInterceptor | None = None, measurer: Measurer | None = None
@@ -41,8 +36,6 @@ class LayerService(Service):
         """Without a `measurer` this device cannot be measured."""
         super().__init__(notify, guard)
         self._store, self._measurer = store, measurer
-        self._uploads: dict[str, asyncio.Future[None]] = {}
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._measuring = asyncio.Lock()
 
     def right_for(self, call: Method) -> Right:
@@ -58,57 +51,23 @@ class LayerService(Service):
         removed = await asyncio.to_thread(self._store.clean, request.fingerprint.hex() or None, self.owner(stream))
         return pb.CleanReply(**asdict(removed))
 
-    async def put(self, _frames: Any, stream: Stream) -> None:
-        """Take pieces, until the same device opens another upload."""
-        owner = self.owner(stream)
-        if (earlier := self._uploads.get(owner)) is not None:
-            earlier.cancel()
-        receiving = self._uploads[owner] = asyncio.ensure_future(self._in_turn(stream, owner))
-        try:
-            return await receiving
-        except asyncio.CancelledError:
-            if self._uploads.get(owner) is receiving:  # the device has left
-                raise
-            error: EdgeError = StoreBusy("The same device has opened another upload.", "Wait until that one has ended.")
-        except EdgeError as failure:
-            error = failure
-        finally:
-            if self._uploads.get(owner) is receiving:
-                del self._uploads[owner]
-        refused = pb.Refused(status=error.rpc_status, why=f"{error.what}\n{error.next_step}")
-        await write_in_time(stream, pb.PutReply(refused=refused))
-        await drain(stream)
-        raise error
+    async def reserve(self, data: bytes, stream: Stream) -> pb.There:
+        request = parse_message(pb.Wanted, data)
+        check_version(request.protocol, "the other device")
+        manifest, owner = read_manifest(request.recipe), self.owner(stream)
+        pieces = [manifest.pieces[index] for index in read_places(request.pieces, manifest)]
+        return pb.There(sizes=await asyncio.to_thread(self._store.reserve, manifest, pieces, owner))
 
-    async def _in_turn(self, stream: Stream, owner: str) -> None:
-        async with self._turns[owner]:
-            await self._receive(stream, owner)
-
-    async def _receive(self, stream: Stream, owner: str) -> None:
-        first = await _next(stream)
-        if first.WhichOneof("frame") != "wanted":
-            raise ProtocolError("The first frame is not Wanted.", SAME_VERSION)
-        check_version(first.wanted.protocol, "the other device")
-        manifest = read_manifest(first.wanted.recipe)
-        indices = read_places(first.wanted.pieces, manifest)
-        pieces = [manifest.pieces[index] for index in indices]
-        with ExitStack() as held:
-            reserving = self._store.receiving(manifest, pieces, owner)
-            receiving = await in_thread(partial(held.enter_context, reserving))
-            arrivals = [
-                pb.Arrived(
-                    piece=index, size=self._store.arrived(piece, owner),
-                    whole=self._store.find(piece) is not None,
-                )
-                for index, piece in zip(indices, pieces, strict=True)
-            ]  # fmt: skip
-            await _send(stream, there=pb.There(pieces=arrivals))
-            for arrival in arrivals:
-                if not arrival.whole:
-                    piece = manifest.pieces[arrival.piece]
-                    with await in_thread(partial(receiving, piece), partial(_beat, stream)) as incoming:
-                        await _fill(stream, arrival.piece, incoming)
-        self._notify(f"{len(indices)} pieces of {manifest.name} are complete.")
+    async def put(self, data: bytes, stream: Stream) -> pb.Arrived:
+        portion, owner = parse_message(pb.Portion, data), self.owner(stream)
+        if not 0 < len(portion.data) <= PORTION:
+            raise ProtocolError(f"A portion has {len(portion.data)} bytes; {PORTION} are allowed.", SAME_VERSION)
+        (piece,) = read_pieces([portion.piece])
+        AWAKE.touch()
+        size = await asyncio.to_thread(self._store.append, piece, portion.offset, portion.data, owner)
+        if size == piece.size:
+            self._notify(f"{str(piece).capitalize()} has arrived.")
+        return pb.Arrived(size=size)
 
     async def measure(self, data: bytes, stream: Stream) -> None:
         """Measure this device in a thread, and send heartbeats meanwhile. Send the figures last."""
@@ -142,41 +101,3 @@ class LayerService(Service):
                     await stream.write(pb.FlowFrame(data=bytes(size)).SerializeToString())
             else:
                 await stream.write(pb.FlowFrame(come=received, seconds=last - first).SerializeToString())
-
-
-async def _send(stream: Stream, **reply: Any) -> None:
-    await stream.write(pb.PutReply(**reply).SerializeToString())
-
-
-async def _beat(stream: Stream) -> None:
-    await _send(stream, checking=pb.Checking())
-
-
-async def _fill(stream: Stream, index: int, incoming: IncomingPiece) -> None:
-    await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size))
-    while incoming.size < incoming.piece.size:
-        frame = await _next(stream)
-        portion = frame.portion
-        if frame.WhichOneof("frame") != "portion" or portion.piece != index or portion.offset != incoming.size:
-            raise ProtocolError(
-                f"Expected a portion of piece {index} at {incoming.size}, but received piece {portion.piece} at"
-                f" {portion.offset}.", SAME_VERSION
-            )  # fmt: skip
-        if not 0 < len(portion.data) <= WINDOW:
-            raise ProtocolError(f"A portion has {len(portion.data)} bytes; {WINDOW} are allowed.", SAME_VERSION)
-        await in_thread(partial(incoming.append, portion.data))
-        if incoming.size < incoming.piece.size:
-            await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size))
-    await in_thread(incoming.finish, partial(_beat, stream))
-    await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size, whole=True))
-
-
-async def _next(stream: Stream) -> pb.PutFrame:
-    try:
-        async with asyncio.timeout(SILENT_SECONDS):
-            frame = await next_message(stream, pb.PutFrame)
-    except TimeoutError:
-        raise DeviceLost(f"No portion has arrived for {SILENT_SECONDS:g} seconds.", "Start the upload again.") from None
-    if frame is None:
-        raise ProtocolError("The upload ended before every piece was complete.", "Start the upload again.")
-    return frame
