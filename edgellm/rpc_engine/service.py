@@ -25,7 +25,7 @@ from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.rpc_engine.backend import HOST, RpcServer
-from edgellm.rpc_engine.session import MAX_BUFFER, RPC_CONTRACT, SESSION_BYTES, Moved, carry
+from edgellm.rpc_engine.session import MAX_BUFFER, RPC_CONTRACT, Moved, carry
 from edgellm.services.server import listener
 from edgellm.sleeping import AWAKE
 from edgellm.state import keep_recent, private_folder, read_cached, write_cached
@@ -73,7 +73,7 @@ class RpcEngineService(listener.Service):
         self._cache = cache
         self._tensors = TensorCache()
         self._sessions: dict[bytes, _Served] = {}
-        self._starting = 0
+        self._places = asyncio.Semaphore(MAX_SESSIONS)
 
     async def offer(self, data: bytes, context: listener.Stream) -> pb.OfferReply:
         """Reply with this device's offer."""
@@ -86,30 +86,25 @@ class RpcEngineService(listener.Service):
     async def serve(self, _orders: Any, stream: listener.Stream) -> None:
         """Serve one session, from Begin to the end of the stream."""
         order = await listener.next_message(stream, pb.RpcOrder) or pb.RpcOrder()
-        if order.WhichOneof("order") != "begin" or len(order.begin.session) != SESSION_BYTES:
-            raise ProtocolError("The first order is not Begin, or its session is not 16 bytes.", SAME_VERSION)
+        if order.WhichOneof("order") != "begin":
+            raise ProtocolError("The first order is not Begin.", SAME_VERSION)
         begin, name = order.begin, order.begin.session
         check_version(begin.protocol, "the other device")
         if name in self._sessions:
             raise ProtocolError("The session was begun twice.", SAME_VERSION)
-        if len(self._sessions) + self._starting >= MAX_SESSIONS:
+        if self._places.locked():
             raise TooManySessions(f"This device has {MAX_SESSIONS} RPC sessions.", "Try again later.")
         what = "".join(filter(str.isprintable, begin.name))[:80] or "A model"
-        self._starting += 1
-        try:
+        async with self._places:
             start = partial(self._started, begin, what, self.owner(stream))
-            session = await listener.in_thread(start, undo=_Served.close)
-        finally:
-            self._starting -= 1
-        self._sessions[name] = session
-        self._notify(f"An RPC server holds a part of {what} for {stream.peer()}.")
-
-        try:
-            await listener.write_in_time(stream, pb.RpcReport(serving=pb.Serving()))
-            await first_of(self._orders(stream, session), self._beats(stream, session))
-        finally:
-            del self._sessions[name]
-            await self.released(what, session.close)
+            session = self._sessions[name] = await listener.in_thread(start, undo=_Served.close)
+            self._notify(f"An RPC server holds a part of {what} for {stream.peer()}.")
+            try:
+                await listener.write_in_time(stream, pb.RpcReport(serving=pb.Serving()))
+                await first_of(self._orders(stream, session), self._beats(stream, session))
+            finally:
+                del self._sessions[name]
+                await self.released(what, session.close)
 
     def _started(self, begin: pb.Begin, what: str, owner: str) -> _Served:
         """Return a session with its memory and its server, which is started."""

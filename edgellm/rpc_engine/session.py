@@ -26,9 +26,6 @@ from edgellm.services.mesh_codec import check_engine
 
 RPC_CONTRACT = pb.DESCRIPTOR.services_by_name["RpcEngine"]
 OFFER, SERVE, TUNNEL = (f"/{RPC_CONTRACT.full_name}/{name}" for name in ("Offer", "Serve", "Tunnel"))
-SESSION_BYTES = 16
-MAX_DATA = 2**20
-"""Bytes of a frame."""
 MAX_BUFFER = 16 * 2**20
 """Bytes that wait on either side of a socket: a busy device stops for tens of milliseconds at a time, and the others go
 on meanwhile."""
@@ -70,15 +67,13 @@ async def carry(
     async def to_stream() -> None:
         if session:
             await write(pb.RpcFrame(session=session).SerializeToString())
-        while data := await reader.read(MAX_DATA):
+        while data := await reader.read(2**20):  # a frame, which fits a message
             await write(pb.RpcFrame(data=data).SerializeToString())
             counted.sent(len(data))
 
     async def to_socket() -> None:
         while isinstance(message := await read(), bytes):
             data = parse_message(pb.RpcFrame, message).data
-            if len(data) > MAX_DATA:
-                raise ProtocolError(f"A frame has {len(data)} bytes.", SAME_VERSION)
             counted.received(len(data))
             writer.write(data)
             await writer.drain()
@@ -111,9 +106,7 @@ class RpcPort:
     def __init__(self, endpoint: Endpoint, *, memory: int, weights: int, model: str) -> None:
         """Set up a session for a part of `model` that takes `memory` bytes there, `weights` of them of tensors."""
         self.name, self._endpoint = endpoint.name, endpoint
-        self.begin = pb.Begin(
-            protocol=PROTOCOL, session=os.urandom(SESSION_BYTES), memory=memory, weights=weights, name=model
-        )
+        self.begin = pb.Begin(protocol=PROTOCOL, session=os.urandom(16), memory=memory, weights=weights, name=model)
         self.lost: Future[EdgeError] = Future()
         self.traffic = Moved()
         self._client: int | None = None

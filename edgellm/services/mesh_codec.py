@@ -22,9 +22,7 @@ from edgellm.spec.protocols import VerifyRequest
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Mesh"]
 HOLDS, WORK = (f"/{CONTRACT.full_name}/{name}" for name in ("Holds", "Work"))
-_F16_MOST = 65_504.0
 _MAX_POSITIONS = 2**20  # positions of all sessions of a stage
-_MAX_TEXT = 500
 
 
 def most_rows(n_embd: int) -> int:
@@ -64,7 +62,7 @@ def read_work(message: pb.Prepare) -> messages.StageSpec:
     if not (0 < message.sessions <= 64 and message.sessions * message.context <= _MAX_POSITIONS):
         codec.refuse(f"The request for {message.sessions} sessions of {message.context} positions is invalid.")
     return messages.StageSpec(
-        message.model.hex(), message.name[:_MAX_TEXT], LayerRange(message.first, message.last + 1), message.layers,
+        message.model.hex(), message.name[: codec.SAID], LayerRange(message.first, message.last + 1), message.layers,
         message.n_embd, message.n_vocab, message.context, message.sessions, message.half,
         read_pieces(message.pieces), message.parameters, message.reproducible,
     )  # fmt: skip
@@ -78,7 +76,7 @@ def write_micro_batch(batch: messages.MicroBatch, half: bool) -> pb.MeshParcel:
     if data.ndim == 1:
         message.ids.extend(data.tolist())
     else:
-        message.wide = not half or not float(np.abs(data).max()) <= _F16_MOST
+        message.wide = not half or not float(np.abs(data).max()) <= float(np.finfo(np.float16).max)
         message.rows = data.astype("<f4" if message.wide else "<f2").tobytes()
     if (request := batch.request) is not None:
         message.ask.CopyFrom(codec.write_verify(replace(request, round=batch.number)).verify)
@@ -143,7 +141,7 @@ def read_event(
         case "answer":
             return _answer(message.answer, work, judged(message.answer.verdict.round))
         case "failed":
-            what, next_step = message.failed.what[:_MAX_TEXT], message.failed.next_step[:_MAX_TEXT]
+            what, next_step = message.failed.what[: codec.SAID], message.failed.next_step[: codec.SAID]
             return messages.Failed(message.failed.number, InvalidOption(what, next_step))
         case "times":
             spans = [

@@ -228,9 +228,7 @@ def refuse(what: str) -> NoReturn:
 
 PREPARING = grpc.StatusCode.ABORTED
 """The status of a verifier's notice before it can verify, such as "measuring a.gguf"."""
-_NAME = 200  # characters of a model's name
-_LEAST_CONTEXT = 32  # tokens, without which no question and its reply fit; the most is llama.cpp's
-_SAID = 1000  # characters of a verifier's own words
+SAID = 500  # characters of another device's own words
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,15 +281,15 @@ def described(reply: pb.HelloReply, ours: Vocabulary, where: str) -> VerifierInf
         raise ProtocolError(
             f"The verifier tells of {reply.vocabulary_size} tokens, of which {ours.size} are known.", SAME_VERSION
         )
-    if not _LEAST_CONTEXT <= reply.context_length < 2**31:
+    if not 0 < reply.context_length < 2**31:
         raise ProtocolError(f"The verifier has a context of {reply.context_length} tokens.", SAME_VERSION)
     capabilities = Capabilities(
-        reply.model[:_NAME], reply.context_length, reply.logprobs, reply.penalties, reply.grammars,
+        reply.model[:SAID], reply.context_length, reply.logprobs, reply.penalties, reply.grammars,
         Choice(reply.likely_tokens if reply.HasField("likely_tokens") else None, reply.draws_itself),
     )  # fmt: skip
     return VerifierInfo(
         capabilities, read_wanted(reply.sampling, "the verifier's device"), reply.model_hash.hex(),
-        reply.chat_template, reply.behind[:_NAME], reply,
+        reply.chat_template, reply.behind[:SAID], reply,
     )  # fmt: skip
 
 
@@ -323,4 +321,4 @@ def _kept(device: DeviceID) -> Path:
 
 def printable(said: str) -> str:
     """Return a verifier's own words, cut to what a line can show: without what it would have its user do."""
-    return "".join(filter(str.isprintable, said.partition("\n")[0]))[:_SAID]
+    return "".join(filter(str.isprintable, said.partition("\n")[0]))[:SAID]

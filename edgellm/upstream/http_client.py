@@ -25,8 +25,7 @@ from edgellm.state import SMALL, read_state
 from edgellm.upstream.rows import RowsUnusable
 
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
-MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
-_ANSWER, _ANSWER_A_BYTE = 2**21, 2**10  # most bytes of an answer: a base, and more for each byte of the request
+MAX_ANSWER = 64 * 2**20  # bytes: some servers add rows of a whole prompt
 CONNECT_SECONDS = 2.0
 CONNECTIONS = 128  # requests in flight at a server
 LONGEST_BUSY = 60.0  # most seconds before a busy server is asked again
@@ -181,7 +180,7 @@ class HttpClient:
     async def post(self, path: str, body: Mapping[str, Any], seconds: float | None = None) -> HttpAnswer:
         """Return the answer to a POST of JSON. Raises VerifierBusy: the server takes no request now, and for how long;
         ServerRefused: it answers with another status than success; VerifierLost: it cannot be reached, wants a key,
-        breaks off, or its answer is no JSON, or too long for the request; TimeoutError: there is no answer within
+        breaks off, or its answer is no JSON, or too long; TimeoutError: there is no answer within
         `seconds`."""
         return await self._ask("POST", path, json.dumps(body, separators=(",", ":")).encode(), seconds)
 
@@ -206,7 +205,6 @@ class HttpClient:
 
     async def _exchange(self, method: str, path: str, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json"} if body else {}
-        most = min(MAX_ANSWER, _ANSWER + _ANSWER_A_BYTE * len(body))
         async with self._session.request(
             method, self.url.base + path, data=body or None, headers=headers, allow_redirects=False
         ) as response:
@@ -215,8 +213,8 @@ class HttpClient:
             data = bytearray()
             async for part in response.content.iter_any():
                 data += part
-                if len(data) > most:
-                    raise self._lost(f"answers with more than {most} bytes")
+                if len(data) > MAX_ANSWER:
+                    raise self._lost(f"answers with more than {MAX_ANSWER} bytes")
             if not 200 <= response.status < 300:
                 raise self._refusal(response.status, response.headers.get("Retry-After", ""), bytes(data))
             return bytes(data)

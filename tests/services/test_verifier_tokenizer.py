@@ -132,7 +132,7 @@ def test_what_does_not_end_is_not_read_for_ever(
 def test_one_that_does_not_come_is_said(vocabulary: Vocabulary, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted(vocabulary) as address, pytest.raises(VerifierUnreachable, match="does not send its tokenizer"):
         open_tokenizer(ModelAddress(address), "00" * 32)
-    monkeypatch.setattr(verifier_selection, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(verifier_selection, "READ_TIMEOUT_SECONDS", 0.2)
     given_up = threading.Event()
 
     def silent() -> Iterator[pb.TokenizerPart]:

@@ -19,7 +19,7 @@ from edgellm.engine import Model, Vocabulary
 from edgellm.engine.gguf.writer import MAX_TOKENIZER
 from edgellm.engine.model import load_tokenizer
 from edgellm.rpc.address import Address, ModelAddress
-from edgellm.rpc.channel import TOKENIZER, run_in_network_loop
+from edgellm.rpc.channel import READ_TIMEOUT_SECONDS, TOKENIZER, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, probe_port, shared_networks
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.protos import MAX_TOKENIZER_PART, parse_message
@@ -235,8 +235,6 @@ def trust_for(address: Address) -> Trust | None:
 
 MOST_KEPT = 256 * 2**20
 """Bytes of all tokenizers that are kept, the least recently used leaving first."""
-_SECONDS = 300.0  # limit for a whole tokenizer
-_SILENT_SECONDS = 10.0  # limit for each part of a tokenizer
 
 OnProgress = Callable[[float], None]
 
@@ -298,11 +296,11 @@ async def _fetch(
     data, size = bytearray(), 0
     async with await dial(where.address, trust, device) as channel:
         call = channel.unary_stream(TOKENIZER, pb.TokenizerRequest.SerializeToString, bytes)(
-            pb.TokenizerRequest(model=where.model), timeout=_SECONDS
+            pb.TokenizerRequest(model=where.model)
         )
         try:
             while True:
-                async with asyncio.timeout(_SILENT_SECONDS):
+                async with asyncio.timeout(READ_TIMEOUT_SECONDS):
                     message = await call.read()
                 if not isinstance(message, bytes):  # the end
                     return bytes(data)

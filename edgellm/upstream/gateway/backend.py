@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from edgellm.engine import Model
 from edgellm.errors import EdgeError, EngineFailed, VerifierBusy, VerifierLost, VerifierUnavailable
+from edgellm.rpc.channel import HEARTBEAT_SECONDS
 from edgellm.spec.params import MAX_LOGPROBS
 from edgellm.spec.protocols import Capabilities, VerifyRequest
 from edgellm.spec.sampling import Choice
@@ -29,7 +30,6 @@ from edgellm.upstream.verifier import UpstreamText
 from edgellm.verifier.scheduler import Deliver, DeviceTurns
 from edgellm.verifier.worker import VerifierBackend
 
-_BEATS = 4.0  # heartbeats per second: time counts as progress, as servers report none before they answer
 _FIRST = 0.1  # seconds of an answer, before others are known
 _UNEVEN = 2  # sessions more than the least busy server that a device's last server, whose cache is warm, may have
 
@@ -154,8 +154,9 @@ class GatewayBackend(VerifierBackend):
 
     @property
     def steps(self) -> int:
-        """Return heartbeats: each server has its own deadline for a request, and is trusted until then."""
-        return int(_BEATS * monotonic())
+        """Return heartbeats: time counts as progress, as each server has its own deadline for a request, and reports
+        nothing before it answers."""
+        return int(monotonic() / HEARTBEAT_SECONDS)
 
     def ready(self) -> bool:
         return any(server.verifier.up() for server in self.servers)
