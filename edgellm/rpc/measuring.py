@@ -1,8 +1,8 @@
 """Measurements of a device and of the line to it."""
 
-import asyncio
 import math
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -10,14 +10,13 @@ import grpc.aio
 
 from edgellm.engine.cores import BUSY, is_plausible, lower_quartile
 from edgellm.engine.gguf.synthetic_layers import HEADER_MOST, Blocks
-from edgellm.errors import SAME_VERSION, DeviceLost, ProtocolError
-from edgellm.rpc.layers import REPLY_SECONDS, call_errors, error_from_status, method
+from edgellm.errors import SAME_VERSION, ProtocolError
+from edgellm.rpc.layers import REPLY_SECONDS, ask, call_errors, method
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import layers_pb2 as pb
 
 SECONDS = 0.8  # approximate time for each way
-_FRAME = 2**16
-_FIRST, MOST_SENT = 2**18, 2**25  # bytes
+_FIRST, MOST_SENT = 2**18, 2**23  # bytes
 _ROUND_TRIPS = 9
 _ROUNDS = 5
 
@@ -38,76 +37,29 @@ class LinkSpeed:
 
 async def measure_link(channel: grpc.aio.Channel, name: str) -> LinkSpeed:
     """Measure the connection from this device to the other end of `channel`; this takes some seconds. The burst that a
-    network lets through after a pause is left out: each way is measured only after a first part of the bytes has
-    arrived. Raise NotPermitted, and ProtocolError or DeviceLost if the other device cannot measure, or is gone."""
-    start: Any = channel.stream_stream(method("Flow"), pb.FlowFrame.SerializeToString, pb.FlowFrame.FromString)
-    call = start()
-    try:
-        with call_errors(name):
-            async with asyncio.timeout(REPLY_SECONDS):
-                return await _measure(call)
-    except asyncio.InvalidStateError:
-        raise error_from_status((await call.code()).name, await call.details() or "", name) from None
-    except TimeoutError:
-        raise DeviceLost(
-            f"The connection to {name} is too slow to measure.", "Move the device closer to the access point."
-        ) from None
-    finally:
-        call.cancel()
+    network lets through after a pause is left out: a first part of the bytes goes before each timed one. Raise
+    NotPermitted, and ProtocolError or DeviceLost if the other device cannot measure, or is gone."""
 
+    async def flow(up: int, down: int) -> float:
+        request, began = pb.FlowRequest(data=bytes(up), want=down), time.perf_counter()
+        reply = await ask(channel, "Flow", name, request, pb.FlowReply, REPLY_SECONDS)
+        if len(reply.data) != down:
+            raise ProtocolError(f"{name} has sent {len(reply.data)} bytes in place of {down}.", SAME_VERSION)
+        return time.perf_counter() - began
 
-async def _measure(call: Any) -> LinkSpeed:
-    round_trips: list[float] = []
-    for _ in range(_ROUND_TRIPS):
-        began = time.perf_counter()
-        await _send(call, 0)
-        round_trips.append(time.perf_counter() - began)
-    up_size, down_size = _round_size(*await _send(call, _FIRST)), _round_size(*await _receive(call, _FIRST))
-    up: list[float] = []  # seconds a bit
-    down: list[float] = []
-    until = time.perf_counter() + 2.0 * SECONDS
-    while not up or (len(up) < _ROUNDS and time.perf_counter() < until):
-        before = await _send(call, up_size // 4)
-        after = await _send(call, up_size)
-        up.append(max(after[1] - before[1], 1e-9) / max(8 * (after[0] - before[0]), 1))
-        size, taken = await _receive(call, down_size)
-        down.append(max(taken, 1e-9) / (8 * size))
-    return LinkSpeed(lower_quartile(round_trips), 1.0 / lower_quartile(up), 1.0 / lower_quartile(down))
+    async def bits_per_second(one_way: Callable[[int], Awaitable[float]]) -> float:
+        size, found, began = _FIRST, list[float](), time.perf_counter()
+        await one_way(size)
+        size = int(min(MOST_SENT, max(size, SECONDS / _ROUNDS * size / await one_way(size))))
+        while not found or (len(found) < _ROUNDS and time.perf_counter() - began < 2.0 * SECONDS):
+            await one_way(size // 4)
+            taken = await one_way(size)
+            found.append((taken - min(round_trip, taken / 2)) / (8 * size))
+        return 1.0 / lower_quartile(found)
 
-
-async def _send(call: Any, size: int) -> tuple[int, float]:
-    """Send bytes; return how many have arrived at the other end in all, and the seconds that they took."""
-    for part in frame_sizes(size):
-        await call.write(pb.FlowFrame(data=bytes(part)))
-    await call.write(pb.FlowFrame())
-    reply = await _read(call)
-    return reply.come, reply.seconds
-
-
-async def _receive(call: Any, size: int) -> tuple[int, float]:
-    await call.write(pb.FlowFrame(want=size))
-    received, times = 0, list[tuple[int, float]]()
-    while received < size:
-        received += len((await _read(call)).data)
-        times.append((received, time.perf_counter()))
-    warmup = next(entry for entry in times if entry[0] >= size // 5)
-    return times[-1][0] - warmup[0], times[-1][1] - warmup[1]
-
-
-def _round_size(size: int, taken: float) -> int:
-    return int(min(MOST_SENT, max(_FIRST, SECONDS / _ROUNDS * size / max(taken, 1e-6))))
-
-
-def frame_sizes(size: int) -> list[int]:
-    """Return the sizes of frames that have `size` bytes together."""
-    return [_FRAME] * (size // _FRAME) + ([size % _FRAME] if size % _FRAME else [])
-
-
-async def _read(call: Any) -> pb.FlowFrame:
-    reply = await call.read()
-    if not isinstance(reply, pb.FlowFrame):
-        raise ProtocolError("The other device has ended the measurement early.", SAME_VERSION)
-    return reply
+    round_trip = lower_quartile([await flow(0, 0) for _ in range(_ROUND_TRIPS)])
+    up = await bits_per_second(lambda size: flow(size, 0))
+    return LinkSpeed(round_trip, up, await bits_per_second(lambda size: flow(0, size)))
 
 
 MEASURE_SECONDS = 120.0  # limit for the whole measurement

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from edgellm.engine.gguf.synthetic_layers import Blocks
-from edgellm.errors import EdgeError, MeasureFailed, ProtocolError
+from edgellm.errors import EdgeError, LayersRefused, MeasureFailed, ProtocolError
 from edgellm.rpc import measuring
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers import method
+from edgellm.rpc.layers import ask
 from edgellm.rpc.measuring import DeviceFigures, measure, read_figures, write_figures
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.services.server import listener
@@ -91,12 +91,5 @@ async def test_a_line_is_measured_both_ways(store: LayerStore, monkeypatch: pyte
 
 async def test_more_than_can_be_wanted_is_refused(store: LayerStore) -> None:
     async with taking(store) as address, open_channel(address) as channel:
-        open_line: Any = channel.stream_stream
-        call = open_line(
-            method("Flow"),
-            request_serializer=pb.FlowFrame.SerializeToString,
-            response_deserializer=pb.FlowFrame.FromString,
-        )()
-        await call.write(pb.FlowFrame(want=2**40))
-        with pytest.raises(Exception, match="is too large"):
-            await call.read()
+        with pytest.raises(LayersRefused, match="is too large"):
+            await ask(channel, "Flow", "desk", pb.FlowRequest(want=2**40), pb.FlowReply, 60.0)

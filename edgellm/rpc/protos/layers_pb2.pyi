@@ -168,14 +168,16 @@ class Figures(_message.Message):
     unit_reason: str
     def __init__(self, taken: _Optional[int] = ..., reason: _Optional[str] = ..., block: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., layer: _Optional[int] = ..., disk: _Optional[float] = ..., memory: _Optional[int] = ..., processor: _Optional[str] = ..., version: _Optional[str] = ..., waited: _Optional[float] = ..., unit: _Optional[str] = ..., unit_reason: _Optional[str] = ...) -> None: ...
 
-class FlowFrame(_message.Message):
-    __slots__ = ("data", "want", "come", "seconds")
+class FlowRequest(_message.Message):
+    __slots__ = ("data", "want")
     DATA_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
-    COME_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     want: int
-    come: int
-    seconds: float
-    def __init__(self, data: _Optional[bytes] = ..., want: _Optional[int] = ..., come: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, data: _Optional[bytes] = ..., want: _Optional[int] = ...) -> None: ...
+
+class FlowReply(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

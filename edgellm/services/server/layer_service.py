@@ -1,15 +1,13 @@
 """The calls of `layers.proto`: store layers for other devices, list them, and measure this device."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.errors import SAME_VERSION, MeasureFailed, ProtocolError
 from edgellm.rpc.layers import CONTRACT, PORTION, read_manifest, read_pieces, read_places, write_facts
-from edgellm.rpc.measuring import MOST_SENT, DeviceFigures, frame_sizes, read_blocks, write_figures
+from edgellm.rpc.measuring import MOST_SENT, DeviceFigures, read_blocks, write_figures
 from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor, Method
@@ -84,20 +82,8 @@ class LayerService(Service):
             figures = await in_thread(lambda: measurer(blocks, request.oldest, progress.append), beat)
         await stream.write(pb.MeasureReply(figures=write_figures(figures)).SerializeToString())
 
-    async def flow(self, _frames: Any, stream: Stream) -> None:
-        received, first, last = 0, 0.0, 0.0
-        while isinstance(data := await stream.read(), bytes):
-            frame = parse_message(pb.FlowFrame, data)
-            if frame.data:
-                last = time.perf_counter()
-                first = first or last
-                received += len(frame.data)
-            elif frame.want > MOST_SENT:
-                raise ProtocolError(
-                    f"A measurement of {frame.want} bytes is too large.", f"Ask for at most {MOST_SENT}."
-                )
-            elif frame.want:
-                for size in frame_sizes(frame.want):
-                    await stream.write(pb.FlowFrame(data=bytes(size)).SerializeToString())
-            else:
-                await stream.write(pb.FlowFrame(come=received, seconds=last - first).SerializeToString())
+    async def flow(self, data: bytes, _stream: Stream) -> pb.FlowReply:
+        want = parse_message(pb.FlowRequest, data).want
+        if want > MOST_SENT:
+            raise ProtocolError(f"A measurement of {want} bytes is too large.", f"Ask for at most {MOST_SENT}.")
+        return pb.FlowReply(data=bytes(want))
