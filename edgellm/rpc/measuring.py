@@ -4,14 +4,13 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 import grpc.aio
 
 from edgellm.engine.cores import BUSY, is_plausible, lower_quartile
 from edgellm.engine.gguf.synthetic_layers import HEADER_MOST, Blocks
 from edgellm.errors import SAME_VERSION, ProtocolError
-from edgellm.rpc.layers import REPLY_SECONDS, ask, call_errors, method
+from edgellm.rpc.layers import REPLY_SECONDS, ask
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import layers_pb2 as pb
 
@@ -136,9 +135,4 @@ async def measure(channel: grpc.aio.Channel, name: str, blocks: Blocks, max_age:
         protocol=PROTOCOL, header=blocks.header, data=blocks.data, layers=blocks.layers, width=blocks.width,
         oldest=max_age,
     )  # fmt: skip
-    call: Any = channel.unary_stream(method("Measure"), pb.MeasureRequest.SerializeToString, pb.MeasureReply.FromString)
-    with call_errors(name):
-        async for reply in call(request, timeout=MEASURE_SECONDS):
-            if reply.WhichOneof("reply") == "figures":
-                return read_figures(reply.figures)
-    raise ProtocolError(f"{name} has finished its measurement without sending the result.", "Measure it again.")
+    return read_figures(await ask(channel, "Measure", name, request, pb.Figures, MEASURE_SECONDS))

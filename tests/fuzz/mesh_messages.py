@@ -53,9 +53,7 @@ def _reserve(data: bytes) -> None:
 
 
 def _figures(data: bytes) -> None:
-    reply = parse_message(layers_pb2.MeasureReply, data)
-    if reply.WhichOneof("reply") == "figures":
-        read_figures(reply.figures)
+    read_figures(parse_message(layers_pb2.Figures, data))
 
 
 def readers() -> list[Reader]:
@@ -82,6 +80,6 @@ def readers() -> list[Reader]:
         Reader("mesh orders", orders, _order),
         Reader("mesh reports", reports, _report),
         Reader("layers", [wanted], _reserve),
-        Reader("figures", [layers_pb2.MeasureReply(figures=figures)], _figures),
+        Reader("figures", [figures], _figures),
         Reader("measuring", [query], lambda data: read_blocks(parse_message(layers_pb2.MeasureRequest, data))),
     ]

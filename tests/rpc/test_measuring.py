@@ -1,7 +1,5 @@
 """Measuring over the link: a device, and the line to it."""
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +13,6 @@ from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers import ask
 from edgellm.rpc.measuring import DeviceFigures, measure, read_figures, write_figures
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.services.server import listener
 from edgellm.storage.layer_store import LayerStore
 from testkit.network.relay import Network, Relay
 from tests.rpc.layering import taking
@@ -27,22 +24,19 @@ FIGURES = DeviceFigures(
 
 
 class Measuring:
-    def __init__(self, said: DeviceFigures | EdgeError = FIGURES, seconds: float = 0.0) -> None:
-        self.said, self.seconds = said, seconds
+    def __init__(self) -> None:
+        self.said: DeviceFigures | EdgeError = FIGURES
         self.asked: list[tuple[Blocks, float]] = []
 
-    def __call__(self, blocks: Blocks, oldest: float, doing: Callable[[str], None]) -> DeviceFigures:
+    def __call__(self, blocks: Blocks, oldest: float) -> DeviceFigures:
         self.asked.append((blocks, oldest))
-        doing("computing")
-        time.sleep(self.seconds)
         if isinstance(self.said, EdgeError):
             raise self.said
         return self.said
 
 
-async def test_a_device_says_what_it_has_measured(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "BEAT_SECONDS", 0.02)
-    measurer = Measuring(seconds=0.1)
+async def test_a_device_says_what_it_has_measured(store: LayerStore) -> None:
+    measurer = Measuring()
     async with taking(store, measurer=measurer) as address, open_channel(address) as channel:
         assert await measure(channel, "desk", BLOCKS, 60.0) == FIGURES
         assert measurer.asked == [(BLOCKS, 60.0)]

@@ -130,14 +130,6 @@ class MeasureRequest(_message.Message):
     oldest: float
     def __init__(self, protocol: _Optional[int] = ..., header: _Optional[bytes] = ..., data: _Optional[int] = ..., layers: _Optional[int] = ..., width: _Optional[int] = ..., oldest: _Optional[float] = ...) -> None: ...
 
-class MeasureReply(_message.Message):
-    __slots__ = ("doing", "figures")
-    DOING_FIELD_NUMBER: _ClassVar[int]
-    FIGURES_FIELD_NUMBER: _ClassVar[int]
-    doing: str
-    figures: Figures
-    def __init__(self, doing: _Optional[str] = ..., figures: _Optional[_Union[Figures, _Mapping]] = ...) -> None: ...
-
 class Figures(_message.Message):
     __slots__ = ("taken", "reason", "block", "rows", "seconds", "layer", "disk", "memory", "processor", "version", "waited", "unit", "unit_reason")
     TAKEN_FIELD_NUMBER: _ClassVar[int]

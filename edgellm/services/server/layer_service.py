@@ -16,17 +16,15 @@ from edgellm.services.server.listener import Notify, Service, Stream, in_thread
 from edgellm.sleeping import AWAKE
 from edgellm.storage.layer_store import OWN, LayerStore
 
-Measurer = Callable[[Blocks, float, Callable[[str], None]], DeviceFigures]
-"""Measures this device with the given layers, unless its last figures are at most that many seconds old; reports its
-progress to the callback."""
+Measurer = Callable[[Blocks, float], DeviceFigures]
+"""Measures this device with the given layers, unless its last figures are at most that many seconds old."""
 
 
 class LayerService(Service):
     """The calls about layers, for devices with the right to files, and measurements, for those with the right to
     compute. Disk access is in threads; one measurement of the device at a time."""
 
-    contract, working, here = CONTRACT, True, OWN
-    over = "A measurement has ended"
+    contract, here = CONTRACT, OWN
 
     def __init__(
         self, store: LayerStore, notify: Notify, guard: AuthInterceptor | None = None, measurer: Measurer | None = None
@@ -67,20 +65,15 @@ class LayerService(Service):
             self._notify(f"{str(piece).capitalize()} has arrived.")
         return pb.Arrived(size=size)
 
-    async def measure(self, data: bytes, stream: Stream) -> None:
-        """Measure this device in a thread, and send heartbeats meanwhile. Send the figures last."""
+    async def measure(self, data: bytes, _stream: Stream) -> pb.Figures:
         request = parse_message(pb.MeasureRequest, data)
         check_version(request.protocol, "the other device")
         if (measurer := self._measurer) is None:
             raise MeasureFailed("This device does not measure itself.", "Start a worker: edgellm serve --role worker")
-        blocks, progress = read_blocks(request), ["waiting for another measurement"]
-
-        async def beat() -> None:
-            await stream.write(pb.MeasureReply(doing=progress[-1]).SerializeToString())
-
-        async with self._measuring:
-            figures = await in_thread(lambda: measurer(blocks, request.oldest, progress.append), beat)
-        await stream.write(pb.MeasureReply(figures=write_figures(figures)).SerializeToString())
+        blocks = read_blocks(request)
+        with AWAKE.working():
+            async with self._measuring:
+                return write_figures(await in_thread(lambda: measurer(blocks, request.oldest)))
 
     async def flow(self, data: bytes, _stream: Stream) -> pb.FlowReply:
         want = parse_message(pb.FlowRequest, data).want

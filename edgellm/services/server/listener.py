@@ -3,10 +3,9 @@
 import asyncio
 import re
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import nullcontext
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
@@ -32,7 +31,6 @@ from edgellm.rpc.protos import parse_message
 from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.handshake import AuthInterceptor, Context, Method, caller_id, welcome_handlers
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.sleeping import AWAKE
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -171,8 +169,6 @@ class Service:
 
     contract: ClassVar[ServiceDescriptor]
     right: ClassVar[Right]
-    working: ClassVar[bool] = False
-    """True where a stream is work from its beginning to its end, for which this machine is kept awake."""
     here: ClassVar[str] = ""
     """The owner of what callers on this machine have."""
     over: ClassVar[str] = ""
@@ -209,8 +205,7 @@ class Service:
 
         async def answered(request: Any, context: Context) -> Any:
             try:
-                with AWAKE.working() if self.working and streams else nullcontext():
-                    answer = await call(request, context)
+                answer = await call(request, context)
                 return answer.SerializeToString() if isinstance(answer, Message) else answer
             except EdgeError as error:
                 if streams and self.over:
@@ -251,17 +246,12 @@ async def write_in_time(stream: Stream, message: Message) -> None:
         writing.cancel()
 
 
-async def in_thread(
-    work: Callable[[], T], beat: Callable[[], Awaitable[Any]] | None = None, undo: Callable[[T], object] | None = None
-) -> T:
-    """Run slow work in a thread, and call `beat` every second meanwhile. If the call is cancelled, wait for the work
-    all the same, so that nothing is closed under it, and `undo` its result."""
+async def in_thread(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+    """Run slow work in a thread. If the call is cancelled, wait for the work all the same, so that nothing is closed
+    under it, and `undo` its result."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
-        while not (await asyncio.wait({task}, timeout=BEAT_SECONDS))[0]:
-            if beat is not None:
-                await beat()
-        return task.result()
+        return await asyncio.shield(task)
     finally:
         if not task.done():
             if undo is not None:
