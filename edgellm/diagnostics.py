@@ -256,11 +256,11 @@ def listen(short: str, hosts: Sequence[str]) -> tuple[list[Hint], bool]:
     """Announce a test service, and return the announcements of devices, and whether the own one came back."""
     instance = new_instance()
 
-    def own(found: Sequence[Hint]) -> bool:
+    def own(found: Sequence[Hint], _elapsed: float = 0.0) -> bool:
         return any(hint.instance == instance for hint in found)
 
     with announce(ServiceKind.TEST, short, 1, hosts, instance):
-        came_back = own(browse(ServiceKind.TEST, hosts, LISTEN_SECONDS, own, max_seconds=4 * LISTEN_SECONDS))
+        came_back = own(browse(ServiceKind.TEST, hosts, 4 * LISTEN_SECONDS, own))
     return browse(ServiceKind.DEVICE, hosts, LISTEN_SECONDS), came_back
 
 

@@ -40,8 +40,7 @@ RIGHTS = {
     ),
 }
 """The actions that each right allows, and the consequence that both devices should know."""
-SEARCH_SECONDS = 4.0  # search for the device that shows the code, before a notice
-LONGEST_SEARCH = 30.0
+SEARCH_SECONDS = 30.0  # search for the device that shows the code: slow machines answer late
 WAKE_SECONDS = 120.0  # wait for a device that is woken up
 
 
@@ -160,14 +159,9 @@ def _find(code: Code, hosts: Sequence[str]) -> Address:
     def matching(found: Sequence[Hint]) -> list[Hint]:
         return [hint for hint in found if hint.number == code.number]
 
-    def waiting(elapsed: float) -> None:
-        say(f"still looking ({elapsed:.0f} s of at most {LONGEST_SEARCH:.0f} s; Ctrl-C ends it) ...", style="dim")
-
-    say("looking for the device that shows this code ...", style="dim")
-    hints = browse(
-        ServiceKind.PAIRING, hosts, SEARCH_SECONDS, lambda found: bool(matching(found)), max_seconds=LONGEST_SEARCH,
-        on_wait=waiting,
-    )  # fmt: skip
+    limit = f"{SEARCH_SECONDS:.0f} s at most; Ctrl-C ends it"
+    say(f"looking for the device that shows this code ({limit}) ...", style="dim")
+    hints = browse(ServiceKind.PAIRING, hosts, SEARCH_SECONDS, lambda found, _: bool(matching(found)))
     matches = matching(hints)
     if len({hint.short for hint in matches}) > 1:
         raise PairingFailed(

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
-from typing import Any, TypeAlias
+from typing import Any
 
 from zeroconf import Error, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
 
@@ -52,9 +52,6 @@ class Hint:
     @property
     def own(self) -> bool:
         return any(address.host in own_hosts() for address in self.addresses)
-
-
-HintPredicate: TypeAlias = Callable[[Sequence[Hint]], bool]
 
 
 def new_instance() -> str:
@@ -121,20 +118,11 @@ def browse(
     kind: ServiceKind,
     hosts: Sequence[str],
     seconds: float,
-    enough: HintPredicate = lambda _found: False,
-    *,
-    max_seconds: float = 0.0,
-    minimum: HintPredicate | None = None,
-    on_wait: Callable[[float], None] = lambda _elapsed: None,
+    enough: Callable[[Sequence[Hint], float], bool] = lambda _found, _elapsed: False,
 ) -> list[Hint]:
     """Return the announcements received within `seconds` on the interfaces with the addresses `hosts`, including this
-    device's own; return at once when `enough` accepts what was found.
-
-    A slow machine, here or there, answers late. So if after `seconds` not even `minimum` (by default `enough`) accepts
-    what was found, the search goes on until it does, for up to `max_seconds` in all. `on_wait` is then called with the
-    seconds that have passed, at growing intervals.
-    """
-    minimum, patience = minimum or enough, int(1_000 * max(seconds, max_seconds))
+    device's own; before that when `enough` accepts what was found in so many seconds. A slow machine, here or there,
+    answers late."""
     found: dict[str, Hint] = {}
     resolving: set[str] = set()
     changed = threading.Condition()
@@ -148,7 +136,7 @@ def browse(
 
     def resolve(zeroconf: Zeroconf, service_type: str, name: str) -> None:
         with suppress(Error, OSError, RuntimeError):  # the search may have ended meanwhile
-            info = zeroconf.get_service_info(service_type, name, patience)
+            info = zeroconf.get_service_info(service_type, name, int(1_000 * seconds))
             if info is not None and (hint := parse_announcement(info, local)):
                 with changed:
                     found[name] = hint
@@ -156,15 +144,11 @@ def browse(
 
     with _multicast(hosts) as zeroconf, changed:
         browser = None if zeroconf is None else ServiceBrowser(zeroconf, kind.value, handlers=[on_service])
-        began, next_check = time.monotonic(), seconds
-        while browser is not None and not enough(hints := list(found.values())):
-            elapsed = time.monotonic() - began
-            if elapsed >= seconds and (elapsed >= max_seconds or minimum(hints)):
+        began = time.monotonic()
+        while browser is not None and (elapsed := time.monotonic() - began) < seconds:
+            if enough(list(found.values()), elapsed):
                 break
-            if elapsed >= next_check:
-                on_wait(elapsed)
-                next_check = min(2 * next_check, max_seconds)
-            changed.wait(next_check - elapsed)
+            changed.wait(min(0.1, seconds - elapsed))
         return sorted(found.values(), key=lambda hint: (hint.short, hint.instance))
 
 

@@ -67,15 +67,14 @@ def ask_peers(
         return answers
     if hints is None:
 
-        def found_all(found: Sequence[Hint]) -> bool:
-            return not every_hint and {hint.short for hint in found} >= missing
-
-        def found_any(found: Sequence[Hint]) -> bool:
-            return any(hint.short in missing for hint in found)
+        def enough(found: Sequence[Hint], elapsed: float) -> bool:
+            shorts = {hint.short for hint in found}
+            late = elapsed >= BROWSE_SECONDS and not shorts.isdisjoint(missing)
+            return late or (not every_hint and shorts >= missing)
 
         # devices are probably off where others answer
         longest = MAX_BROWSE_SECONDS if len(missing) == len(peers) else BROWSE_SECONDS
-        hints = browse(ServiceKind.DEVICE, hosts, BROWSE_SECONDS, found_all, minimum=found_any, max_seconds=longest)
+        hints = browse(ServiceKind.DEVICE, hosts, longest, enough)
     announced: dict[str, list[Address]] = {}
     for hint in hints:
         announced.setdefault(hint.short, []).extend(hint.addresses)
@@ -129,6 +128,6 @@ def _says_more(answer: object, failure: object) -> bool:
 def announced_addresses(peer: Peer, seconds: float) -> list[Address]:
     """Return the addresses that the device announces within `seconds`: it may have moved since it was last seen."""
     hints = browse(
-        ServiceKind.DEVICE, chosen_hosts(), seconds, lambda found: any(hint.short == peer.id.short for hint in found)
+        ServiceKind.DEVICE, chosen_hosts(), seconds, lambda found, _: any(hint.short == peer.id.short for hint in found)
     )
     return [address for hint in hints if hint.short == peer.id.short for address in hint.addresses]
