@@ -1,5 +1,6 @@
 """Results of benchmarks on disk: figures, settings, the machine, and the commit that they were measured at."""
 
+import ast
 import json
 import platform
 import subprocess
@@ -47,10 +48,27 @@ def write(suite: str, name: str, settings: Mapping[str, Any], figures: Mapping[s
 
 
 def changed_since(commit: str, files: Collection[str]) -> list[str] | None:
-    """Return those of some files that differ from what they were at `commit`, or are gone; None where git does not
-    know it."""
+    """Return those of some files that differ from what they were at `commit`, or are gone, not only in comments and
+    docstrings; None where git does not know it."""
     said = git("diff", "--name-only", commit, "--", *files)
-    return None if said is None else said.splitlines()
+    return None if said is None else [name for name in said.splitlines() if _differs(name, commit)]
+
+
+def _differs(name: str, commit: str) -> bool:
+    now, before = ROOT / name, git("show", f"{commit}:{name}")
+    if before is None or not now.exists() or now.suffix != ".py":
+        return True
+    return _code(now.read_text(encoding="utf-8")) != _code(before)
+
+
+def _code(text: str) -> str:
+    """Return the syntax tree of a module without what only tells about it."""
+    return ast.dump(_Untold().visit(ast.parse(text)))
+
+
+class _Untold(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
 
 
 def date_of(commit: str) -> str | None:

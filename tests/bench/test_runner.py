@@ -97,6 +97,8 @@ def test_a_result_is_stale_once_a_module_it_measures_changed(tmp_path: Path, mon
     commit = git("rev-parse", "HEAD")
     other.write_text("2\n")
     assert results.changed_since(commit, ["measured.py"]) == []
+    measured.write_text('"""What it is."""\n\n1  # and why\n')
+    assert results.changed_since(commit, ["measured.py"]) == []
     measured.write_text("2\n")
     assert results.changed_since(commit, ["measured.py"]) == ["measured.py"]
     other.unlink()
