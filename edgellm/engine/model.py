@@ -28,7 +28,7 @@ from edgellm.engine.kv.row_padding import MOST_PADDING, Padding
 from edgellm.engine.llama_api import NativeSpec
 from edgellm.engine.native import lib
 from edgellm.engine.text_model import TextModel, renderer_of
-from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, find_faults, known_faults
+from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, faults_of
 from edgellm.errors import SAME_VERSION, InvalidOption, ModelUnsupported
 
 if TYPE_CHECKING:
@@ -133,8 +133,9 @@ class Model(TextModel):
         if spec.eagle3 is not None:
             speculator_module(EAGLE3).check_eagle3(spec.eagle3, file)
         asked = probe_of(file, spec)
-        if faults is None and (faults := known_faults(asked)) is None:
-            faults, progress = find_faults(asked, _half(progress, 0.0)), _half(progress, 0.5)
+        if faults is None:
+            faults, tried = faults_of(asked, _half(progress, 0.0))
+            progress = _half(progress, 0.5) if tried else progress
         renderer = renderer_of(file)
         try:
             if spec.chat and renderer is not None:
@@ -300,7 +301,7 @@ class ContextSpec:
     def resolved(self, model: Model, capture: Capture | None) -> NativeSpec:
         """Return the resolved options of a context over `model` with this `capture`.
 
-        Where attention is captured, batches have as many rows as keep its scores within `SCORES` bytes, at least 32:
+        Where attention is captured, batches have as many rows as keep its scores within `SCORES` bytes:
         without flash attention each row has a score for every head and position. Raises InvalidOption: a size that is
         not positive, too many sequences, fewer rows in a batch than sequences (where llama.cpp would abort).
         """

@@ -22,7 +22,7 @@ from edgellm import system
 from edgellm.engine import GgufHeader, ModelFile, check_cuttable, cut_bytes
 from edgellm.engine.gguf.cuttable import cut_points, largest_part
 from edgellm.engine.gguf.reader import MAX_LAYERS
-from edgellm.engine.trial.probe import Probe, find_faults, known_faults
+from edgellm.engine.trial.probe import Probe, faults_of
 from edgellm.errors import SAME_VERSION, DiskFull, EdgeError, InvalidOption, LayersCorrupt, LayersRefused, StoreBusy
 from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.state import from_json, read_cached, system_errors, write_cached
@@ -286,8 +286,7 @@ def try_early(path: Path) -> None:
     """Try a stored piece in a child process now, if its header is new here, so that its first cold start need not. The
     kept verdict has a cold start refuse a piece that cannot be loaded."""
     with suppress(EdgeError):
-        if known_faults(probe := Probe(ModelFile.open(path))) is None:
-            find_faults(probe)
+        faults_of(Probe(ModelFile.open(path)))
 
 
 def mark_used(path: Path) -> None:

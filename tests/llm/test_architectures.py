@@ -130,7 +130,7 @@ def test_a_speculator_that_ends_the_process_is_not_loaded(
     from edgellm.engine import model
     from edgellm.engine.trial.probe import EAGLE3, MTP
 
-    monkeypatch.setattr(model, "known_faults", lambda *_: (MTP, EAGLE3))
+    monkeypatch.setattr(model, "faults_of", lambda *_: ((MTP, EAGLE3), False))
     with LLM.open(None, architectures("qwen35", mtp="useful"), threads=1, n_ctx=512, history=False) as llm:
         assert written(llm)[1] == []
         assert [notice for notice in llm.notices if "the MTP layer of" in notice]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from edgellm import system
 from edgellm.engine.gguf.header import TensorInfo
@@ -93,28 +92,34 @@ class TrialOutcome:
     faults: tuple[str, ...] = ()
 
 
-def known_faults(probe: Probe) -> tuple[str, ...] | None:
-    """Return the faults of an earlier trial, none where models are not tried; None for an untried model. Raise
-    ModelUnsupported where the file cannot be read, or ended the process of an earlier trial."""
-    if not _is_tried(probe):
-        return ()
-    verdict = _read_verdict(_kept(probe))
-    return None if verdict is None else _survived(probe, verdict)
+def faults_of(probe: Probe, progress: Callable[[float], None] | None = None) -> tuple[tuple[str, ...], bool]:
+    """Return the faults of a model, and whether it was tried now: then the verdict is kept, and `progress` was called
+    with shares from 0 to 1. Where models are not tried, there are no faults.
 
-
-def find_faults(probe: Probe, progress: Callable[[float], None] | None = None) -> tuple[str, ...]:
-    """Try an untried model, and keep the verdict; return its faults. `progress` is called with shares from 0 to 1.
-
-    Raises ModelUnsupported: loading ends the process, or llama.cpp refuses the file; EngineFailed: the child could not
-    be started, failed before it had touched the file or with an error of Python's, or was ended from outside; no
-    verdict is kept.
+    Raises ModelUnsupported: the file cannot be read, loading ends the process, or llama.cpp refuses it; EngineFailed:
+    the child could not be started, failed before it had touched the file or with an error of Python's, or was ended
+    from outside; no verdict is kept.
     """
-    verdict = try_in_child(probe, progress)
-    if verdict.fatal and (speculator := probe.speculator):
-        without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
-        verdict = replace(without, faults=(speculator,))
-    write_cached(_kept(probe), asdict(verdict))
-    return _survived(probe, verdict)
+    if not _is_tried(probe):
+        return (), False
+    try:
+        kept = system.cache_dir() / "probed" / f"{probe.key()}.json"
+    except OSError as error:
+        what = f"{probe.file.path} cannot be read: {error.strerror}."
+        raise ModelUnsupported(what, "Check its permissions.") from error
+    verdict = read_cached(kept, partial(from_json, TrialOutcome))
+    if is_new := verdict is None:
+        verdict = try_in_child(probe, progress)
+        if verdict.fatal and (speculator := probe.speculator):
+            without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
+            verdict = replace(without, faults=(speculator,))
+        write_cached(kept, asdict(verdict))
+    if verdict.fatal:
+        raise ModelUnsupported(
+            f"{probe.file.path} ends the process that loads it: {verdict.fatal}.",
+            "Use another file of this model; this one will not be loaded again.",
+        )
+    return verdict.faults, is_new
 
 
 def _is_tried(probe: Probe) -> bool:
@@ -123,26 +128,9 @@ def _is_tried(probe: Probe) -> bool:
     return os.environ.get("EDGELLM_PROBE") != "off" and bool(sys.executable) and not bundled
 
 
-def _kept(probe: Probe) -> Path:
-    try:
-        return system.cache_dir() / "probed" / f"{probe.key()}.json"
-    except OSError as error:
-        what = f"{probe.file.path} cannot be read: {error.strerror}."
-        raise ModelUnsupported(what, "Check its permissions.") from error
-
-
-def _survived(probe: Probe, verdict: TrialOutcome) -> tuple[str, ...]:
-    if verdict.fatal:
-        raise ModelUnsupported(
-            f"{probe.file.path} ends the process that loads it: {verdict.fatal}.",
-            "Use another file of this model; this one will not be loaded again.",
-        )
-    return verdict.faults
-
-
 def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None) -> TrialOutcome:
     """Load the model in a child; return the verdict. `progress` is called with shares from 0 to 1. Raise the EdgeError
-    that loading raised in the child, or as `find_faults`."""
+    that loading raised in the child, or as `faults_of`."""
     eagle3 = probe.eagle3
     with closing(Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1"})) as child:
         child.start()
@@ -163,7 +151,3 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None) 
         if not trial.began:
             raise EngineFailed(f"The process that tries a model does not start: {words or cause}.", AGAIN)
         return TrialOutcome(f"{cause}, {words}" if words else cause)
-
-
-def _read_verdict(kept: Path) -> TrialOutcome | None:
-    return read_cached(kept, partial(from_json, TrialOutcome))
