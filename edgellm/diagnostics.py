@@ -107,10 +107,6 @@ def _library() -> Iterator[Finding]:
     yield from _graphics_cards(found.gpu)
     if "rpc" in ENGINES:
         yield rpc_engine()
-    if not found.mmap:
-        yield _note(
-            "llama.cpp", "It was compiled without mmap, so models load slowly.", "Compile it with mmap support."
-        )
 
 
 def _graphics_cards(offloads: bool) -> Iterator[Finding]:

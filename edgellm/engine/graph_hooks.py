@@ -58,13 +58,12 @@ _ALL = slice(None)
 
 SCORES = 256 * 2**20
 """Bytes of attention scores that a batch may take, where attention is captured."""
-_LEAST_ROWS = 32
 
 
 def attention_rows(header: GgufHeader, cells: int) -> int:
     """Return the rows of a batch whose attention scores over `cells` positions take at most `SCORES` bytes; at least
-    32."""
-    return max(_LEAST_ROWS, SCORES // (4 * header.number("attention.head_count", 1) * cells))
+    one."""
+    return max(1, SCORES // (4 * header.number("attention.head_count", 1) * cells))
 
 
 def attention_bytes(header: GgufHeader, cells: int, n_batch: int) -> int:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 _MIB = 2**20
 _MARGIN = 512 * _MIB  # bytes of a card kept free for its driver and the screen
 _PLENTY = 0.4  # share of the free memory below which a rough estimate is enough
-_CONTEXTS = (32_768, 16_384, 8_192)
+_MOST_CONTEXT = 32_768
 LEAST_CONTEXT = 4_096
 """Least positions of a default context, unless the model was trained for fewer."""
 _CACHE_SHARE = 1 / 16  # share of the free memory for keys and values of a default context
@@ -104,9 +104,11 @@ def default_context(
     """Return how many positions a context has by default, and why: as many as the model was trained for, up to 32,768,
     if the keys and values of `sessions` sequences take little of the `free` memory, in bytes; but 4,096 in any case."""
     per_token, free = sessions * header.cache_bytes_per_token, free_memory() if free is None else free
-    for n_ctx in _CONTEXTS:
+    n_ctx = _MOST_CONTEXT
+    while n_ctx > LEAST_CONTEXT:
         if n_ctx <= n_ctx_train and n_ctx * per_token <= _CACHE_SHARE * free:
             return n_ctx, f"its keys and values take {n_ctx * per_token / 1e6:.0f} MB of {free / 1e9:.1f} GB free"
+        n_ctx //= 2
     n_ctx = min(n_ctx_train, LEAST_CONTEXT)
     if n_ctx == n_ctx_train:
         return n_ctx, "the model was trained for no more"
@@ -280,7 +282,7 @@ class Wanted:
         header, n = self.file.header, self.sessions
         headers = [header, *([] if self.eagle3 is None else [self.eagle3.header])]
         weights = sum(one.weight_bytes + one.vocabulary_bytes for one in headers)
-        length, state = hardware.n_ctx or _CONTEXTS[0], header.recurrent_state_bytes
+        length, state = hardware.n_ctx or _MOST_CONTEXT, header.recurrent_state_bytes
         states = n * state * (1 + snapshots_that_fit(header, n))
         caches = n * length * sum(one.cache_bytes_per_token for one in headers)
         checkpoints = checkpoint_bytes(header, length, n)

@@ -79,12 +79,10 @@ no_abort: Any = lib.ggml_abort_callback()
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """A library's features: `instructions` such as AVX2 or NEON, `backends` such as CPU and CUDA; `mmap`: a model's
-    file need not be read whole before it starts."""
+    """A library's features: `instructions` such as AVX2 or NEON, `backends` such as CPU and CUDA."""
 
     instructions: tuple[str, ...]
     backends: tuple[str, ...]
-    mmap: bool
 
     @property
     def gpu(self) -> bool:
@@ -113,7 +111,7 @@ def features() -> Features:
     """Return the features of the library that this process has loaded."""
     start()
     system_info = lib.llama_print_system_info().decode("utf-8", "replace")
-    return Features(tuple(re.findall(r"(\w+) = 1", system_info)), backends(), bool(lib.llama_supports_mmap()))
+    return Features(tuple(re.findall(r"(\w+) = 1", system_info)), backends())
 
 
 def description() -> str:

@@ -159,7 +159,6 @@ LONG = 32_768
 _ALWAYS_APART = frozenset(("whitespace", "superbpe"))
 """Pre-tokenizers (`tokenizer.ggml.pre`) with which llama.cpp aborts at a space, or takes cubic time for digits."""
 
-_LIKELY = 4  # characters per token in ordinary text: a text with more per allowed token may be too long
 _MOST_OF_A_BYTE = 4  # bytes of a text for which a byte of a token may stand: a mark of a space, an unknown character
 CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 _INT, _POINTER, _TEXT, _FLAG = ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
@@ -205,8 +204,8 @@ class VocabTokenizer:
 
     def check_length(self, text: str, most: int | None) -> None:
         """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
-        if most is None or not self._exact or len(text) <= max(_LIKELY * most, LONG):
-            return  # the text may fit, or tokenising takes no time
+        if most is None or not self._exact or len(text) <= LONG:  # tokenising a shorter one takes no time
+            return
         fewest = len(text.encode("utf-8", "replace")) // (_MOST_OF_A_BYTE * max(map(len, self._pieces())))
         if fewest > most:
             raise PromptTooLong.of(f"at least {fewest}", most)

@@ -77,9 +77,9 @@ def test_a_device_without_an_identity_is_no_problem(tmp_path: Path, monkeypatch:
     assert only(diagnostics.examine_machine(), "identity").state == "note"
 
 
-def compiled(instructions: str, *backends: str, mmap: bool = True) -> dict[str, Any]:
+def compiled(instructions: str, *backends: str) -> dict[str, Any]:
     """What a machine with AVX2 and a card of NVIDIA's has of llama.cpp."""
-    found = Features((instructions,), ("CPU", *backends), mmap)
+    found = Features((instructions,), ("CPU", *backends))
     return {
         "edgellm.engine.native.features": found, "edgellm.system.processor_flags": frozenset({"avx2"}),
         "shutil.which": "/usr/bin/nvidia-smi",
@@ -105,7 +105,6 @@ CARD = ComputeDevice("CUDA0", "a card", "gpu", 10 * 2**30, 12 * 2**30)
         (compiled("AVX2"), "graphics card", "note", "no backend for it"),
         (compiled("AVX2"), "graphics card", "note", library.how_to_compile("-DGGML_CUDA=on", "--gpu cuda")),
         (compiled("AVX2", "CUDA"), "graphics card", "note", "finds none"),
-        (compiled("AVX2", "CUDA", mmap=False), "llama.cpp", "note", "without mmap"),
         ({"edgellm.engine.hardware.compute_devices": [CARD]}, "graphics card", "ok",
          "CUDA0 (a card): 10.7 GB of 12.9 GB is free, and layers go there first."),
         ({"edgellm.rpc_engine.backend.is_compiled_in": True}, "rpc engine", "ok", "is compiled in"),
@@ -137,7 +136,7 @@ def test_a_card_that_vulkan_alone_shows_is_told_of(
     program.write_text(f"#!/bin/sh\necho 'deviceType = PHYSICAL_DEVICE_TYPE_{kind}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("edgellm.engine.native.features", lambda: Features(("AVX2",), ("CPU",), mmap=True))
+    monkeypatch.setattr("edgellm.engine.native.features", lambda: Features(("AVX2",), ("CPU",)))
     notes = [one for one in diagnostics.examine_machine() if one.topic == "graphics card"]
     assert [one.state for one in notes] == ["note"] * told
     assert all(one.next_step.endswith(library.how_to_compile("-DGGML_VULKAN=on", "--gpu vulkan")) for one in notes)
