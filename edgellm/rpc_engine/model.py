@@ -107,8 +107,6 @@ class RpcModel:
         self._load_seconds = 0.0
         self.shares: tuple[StageShare, ...] = ()
         """The layers of each device now, or last."""
-        self.recoveries = 0
-        """Times that the model was loaded again."""
 
     def open(self, progress: Callable[[float], None] | None = None) -> None:
         """Load the model. `progress` is called with the share that is loaded, in 0..1. Raises PlanImpossible: the
@@ -252,7 +250,6 @@ class RpcModel:
         with self._lock:
             again, why = bool(self.shares), "; ".join(f"{name}: {error.what}" for name, error in self._lost.items())
             self._opened, self.shares, self._broken = opened, opened.shares, None
-            self.recoveries += again
         if again:
             who = ", ".join(f"{share.name} {share.layers}" for share in opened.shares)
             cause = f"A device was lost ({why})" if why else "The process that held the model has ended."

@@ -14,7 +14,7 @@ from edgellm.engine import Model, common_prefix
 from edgellm.errors import EdgeError, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.sampling import ReplyGrammar
-from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.types import NO_IDS, Verdict
 from edgellm.spec.verification import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.http_client import ServerRefused
@@ -131,13 +131,8 @@ class UpstreamVerifier(Verifier):
 
     def open(self, state: GenerationState) -> Session:
         """Open a session, which is ready once the server is back."""
-        grammar = ReplyGrammar.of(state.sampling.constraint, self.model.grammar)
-        text = UpstreamText(self, state.sampling, grammar)
-
-        def send(request: VerifyRequest) -> Future[Verdict]:
-            return text.ask(request.prefix, request.draft, request.extra, request.logprobs)
-
-        return Session(state, send, ready=text.ready)
+        text = UpstreamText(self)
+        return Session(state, text.ask, grammar=self.model.grammar, ready=text.ready)
 
     def close(self) -> None:
         self.upstream.client.close()
@@ -146,12 +141,9 @@ class UpstreamVerifier(Verifier):
 class UpstreamText:
     """A text that grows at a stock server. The server keeps no session: each request has the whole text."""
 
-    def __init__(
-        self, server: UpstreamVerifier, sampling: Sampling, grammar: ReplyGrammar | None = None, salt: str = ""
-    ) -> None:
-        """Draw tokens by `sampling` and the `grammar`, if any; `salt` as in `RowRequest`."""
-        self._server, self._upstream = server, server.upstream
-        self._sampling, self._salt, self._grammar = sampling, salt, grammar
+    def __init__(self, server: UpstreamVerifier, salt: str = "") -> None:
+        """Ask `server`; `salt` as in `RowRequest`."""
+        self._server, self._upstream, self._salt = server, server.upstream, salt
         self._id = secrets.token_hex(16)
         self._asked = self._prefix = NO_IDS  # tokens that the server may have cached
         self._refused = False
@@ -162,26 +154,25 @@ class UpstreamText:
         """Return whether the server can be asked, and has not refused this text."""
         return self._server.up() and not self._refused
 
-    def ask(self, prefix: Ids, chunk: Chunk, extra: int = 0, logprobs: int | None = None) -> Future[Verdict]:
-        """Ask for a verdict on `chunk` after `prefix`, as `Session.submit`, and with `logprobs` for those of its tokens
-        and of that many others."""
-        upstream = self._upstream
+    def ask(self, asked: VerifyRequest) -> Future[Verdict]:
+        """Ask for a verdict; the request has the whole text."""
+        upstream, prefix = self._upstream, asked.prefix
         known = common_prefix(self._asked, prefix)
-        text = np.concatenate((prefix, chunk.ids))
+        text = np.concatenate((prefix, asked.draft.ids))
         if common_prefix(self._prefix, prefix) < len(self._prefix):  # A rolled back text may repeat requests.
             self._id = secrets.token_hex(16)
-        top = upstream.top(self._sampling, logprobs)
         request = RowRequest(
-            prefix, chunk.ids, self._sampling, top, extra, self._id, repeats=known >= len(prefix), salt=self._salt
-        )
+            prefix, asked.draft.ids, asked.sampling, upstream.top(asked.sampling, asked.logprobs), asked.extra,
+            self._id, repeats=known >= len(prefix), salt=self._salt,
+        )  # fmt: skip
         self._asked, self._prefix = text, prefix
-        passes = request.places if upstream.tier is Tier.CONTINUE else 1 + extra
-        return upstream.client.run(self._verdict(request, VerdictWork(len(text) - known, passes), logprobs))
+        passes = request.places if upstream.tier is Tier.CONTINUE else 1 + asked.extra
+        return upstream.client.run(self._verdict(asked, request, VerdictWork(len(text) - known, passes)))
 
-    async def _verdict(self, request: RowRequest, work: VerdictWork, logprobs: int | None) -> Verdict:
+    async def _verdict(self, asked: VerifyRequest, request: RowRequest, work: VerdictWork) -> Verdict:
         try:
             try:
-                return await self._judged(request, work, logprobs)
+                return await self._judged(request, work, asked.grammar, asked.logprobs)
             except Undecided as undecided:
                 steering = undecided.steering
                 if steering is None:
@@ -189,7 +180,7 @@ class UpstreamText:
                 steered = replace(
                     request, draft=NO_IDS, sampling=undecided.sampling, top=0, extra=0, repeats=True, steering=steering
                 )
-                found = await self._judged(steered, VerdictWork(0, 1), None)
+                found = await self._judged(steered, VerdictWork(0, 1), asked.grammar)
                 if steering.among is not None and int(found.tokens[0]) not in steering.among:
                     raise self._refusal() from None
                 return found
@@ -201,10 +192,12 @@ class UpstreamText:
             self._refused = error.of_request
             raise
 
-    async def _judged(self, request: RowRequest, work: VerdictWork, logprobs: int | None) -> Verdict:
+    async def _judged(
+        self, request: RowRequest, work: VerdictWork, grammar: ReplyGrammar | None, logprobs: int | None = None
+    ) -> Verdict:
         reply = await self._server.ask(request, work)
         self.cached, model = reply.cached or 0, self._server.model
-        return verdict(request, reply, model.n_vocab, logprobs, model.is_eog, self._grammar)
+        return verdict(request, reply, model.n_vocab, logprobs, model.is_eog, grammar)
 
     def _refusal(self) -> ServerRefused:
         """Return the error for a token that the server cannot decide."""

@@ -149,7 +149,6 @@ def test_a_peer_that_is_killed_ends_its_client_and_the_text_goes_on(
                 rpc_servers()[0].kill()
 
         assert opened.write(TOKENS, kill) == alone
-        assert opened.model.recoveries == 1
         assert [share.name for share in opened.model.shares] == ["here", "b"]
         (told,) = opened.told
         assert "A device was lost (" in told
@@ -189,7 +188,6 @@ def test_a_server_that_hangs_mid_reply_is_given_up_as_if_it_had_died(
                 rpc_servers()[0].suspend()  # of either worker
 
         assert within(lambda: opened.write(TOKENS, stop)) == alone
-        assert opened.model.recoveries == 1
         (told,) = opened.told
         hung, left = ("a", "b") if "on a hangs" in told else ("b", "a")
         assert f"({hung}: The RPC server on {hung} hangs: no answer for" in told

@@ -251,13 +251,11 @@ class GatewayBackend(VerifierBackend):
             self._last[request.tenant.device] = server
         text = session.texts.get(server)
         if text is None:
-            text = session.texts[server] = UpstreamText(
-                server.verifier, request.sampling, request.grammar, session.salt
-            )
+            text = session.texts[server] = UpstreamText(server.verifier, session.salt)
         began = perf_counter()
         self.figures["waited_seconds"] += began - asked.arrived
         server.enter()
-        asked.verdict = text.ask(request.prefix, request.draft, request.extra, request.logprobs)
+        asked.verdict = text.ask(request)
         asked.verdict.add_done_callback(partial(self._done, asked, server, began))
 
     def _done(self, asked: _Asked, server: PooledServer, began: float, verdict: Future[Verdict]) -> None:
