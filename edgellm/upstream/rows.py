@@ -56,9 +56,8 @@ class RowRequest:
     """A request for the tokens after `prefix` (n,), and after each token of `draft` (m,) behind it.
 
     With `top`, rows include that many likeliest tokens. Without a draft, up to `extra` further tokens may be answered.
-    `repeats`: the server may have cached `prefix` to its last token, and have no row for the first place. Otherwise the
-    requests of one `session` extend each other. Cached prefixes are shared only within a `salt`, if the server can do
-    that. With `steering`, there is no draft, and one token is asked for.
+    Cached prefixes are shared only within a `salt`, if the server can do that. With `steering`, there is no draft, and
+    one token is asked for.
     """
 
     prefix: Ids
@@ -66,8 +65,6 @@ class RowRequest:
     sampling: Sampling
     top: int = 0
     extra: int = 0
-    session: str = ""
-    repeats: bool = False
     salt: str = ""
     steering: Steering | None = None
 

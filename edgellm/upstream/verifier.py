@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -144,8 +143,7 @@ class UpstreamText:
     def __init__(self, server: UpstreamVerifier, salt: str = "") -> None:
         """Ask `server`; `salt` as in `RowRequest`."""
         self._server, self._upstream, self._salt = server, server.upstream, salt
-        self._id = secrets.token_hex(16)
-        self._asked = self._prefix = NO_IDS  # tokens that the server may have cached
+        self._asked = NO_IDS  # tokens that the server may have cached
         self._refused = False
         self.cached = 0
         """Tokens before the last draft that the server had cached, as it says."""
@@ -159,13 +157,11 @@ class UpstreamText:
         upstream, prefix = self._upstream, asked.prefix
         known = common_prefix(self._asked, prefix)
         text = np.concatenate((prefix, asked.draft.ids))
-        if common_prefix(self._prefix, prefix) < len(self._prefix):  # A rolled back text may repeat requests.
-            self._id = secrets.token_hex(16)
         request = RowRequest(
             prefix, asked.draft.ids, asked.sampling, upstream.top(asked.sampling, asked.logprobs), asked.extra,
-            self._id, repeats=known >= len(prefix), salt=self._salt,
+            salt=self._salt,
         )  # fmt: skip
-        self._asked, self._prefix = text, prefix
+        self._asked = text
         passes = request.places if upstream.tier is Tier.CONTINUE else 1 + asked.extra
         return upstream.client.run(self._verdict(asked, request, VerdictWork(len(text) - known, passes)))
 
@@ -177,9 +173,7 @@ class UpstreamText:
                 steering = undecided.steering
                 if steering is None:
                     raise self._refusal() from None
-                steered = replace(
-                    request, draft=NO_IDS, sampling=undecided.sampling, top=0, extra=0, repeats=True, steering=steering
-                )
+                steered = replace(request, draft=NO_IDS, sampling=undecided.sampling, top=0, extra=0, steering=steering)
                 found = await self._judged(steered, VerdictWork(0, 1), asked.grammar)
                 if steering.among is not None and int(found.tokens[0]) not in steering.among:
                     raise self._refusal() from None

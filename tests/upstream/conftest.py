@@ -38,7 +38,6 @@ OpenPair: TypeAlias = Callable[..., tuple[LLM, UpstreamServer]]
 SCORING: Make = partial(Vllm, scores=True, counts=True)
 WAYS: dict[str, tuple[Make, Tier | None]] = {
     "vllm-score": (SCORING, None),
-    "vllm-score-uncounted": (partial(Vllm, scores=True), None),
     "vllm-fan-out": (Vllm, None),
     "vllm-continue": (Vllm, Tier.CONTINUE),
     "llama-server": (LlamaServer, None),

@@ -19,7 +19,7 @@ from testkit.upstream.dialects import NOWHERE, LlamaServer, Sglang, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from tests.spec.real import case, ids
-from tests.upstream.conftest import MOST, NUMBERS, WAYS, OpenPair
+from tests.upstream.conftest import MOST, NUMBERS, SCORING, WAYS, OpenPair
 
 WRITES = {"/inference/v1/generate", "/v1/completions", "/completion", "/generate", "/api/generate"}
 
@@ -89,12 +89,11 @@ def test_the_servers_own_template_is_used(open_pair: OpenPair) -> None:
 def test_rows_of_cached_positions_are_never_read(open_pair: OpenPair, wanted: dict[int, list[int]]) -> None:
     """The same question again: what is asked then is in the server's cache, drafts included, and its rows are memory
     that nobody has written to."""
-    for counts in (True, False):
-        pair, server = open_pair(partial(Vllm, scores=True, counts=counts))
-        for _ in range(3):
-            assert ids(pair.reply(case(5), max_tokens=MOST, budget=1.0)) == wanted[5]
-        assert isinstance(server.dialect, Vllm)
-        assert max(server.dialect.cached) > 0
+    pair, server = open_pair(SCORING)
+    for _ in range(3):
+        assert ids(pair.reply(case(5), max_tokens=MOST, budget=1.0)) == wanted[5]
+    assert isinstance(server.dialect, Vllm)
+    assert max(server.dialect.cached) > 0
     assert NOWHERE > 1.0
 
 

@@ -1,9 +1,9 @@
 """vLLM: one scored pass by /inference/v1/generate where it is switched on, else fan-out by /v1/completions.
 
 With `skip_reading_prefix_cache` off, /inference/v1/generate keeps the prompt; then rows of cached positions are
-unwritten memory. These are never read: a request whose rows could be among them is fanned out. If that memory has a
-NaN, vLLM cannot write its answer and refuses; such a request is fanned out, too, and all others after some refusals in
-a row. The newer runner answers only with computed rows.
+unwritten memory. These are never read: the server must tell how many it had cached, and where rows are among them the
+request is fanned out. If that memory has a NaN, vLLM cannot write its answer and refuses; such a request is fanned out,
+too, and all others after some refusals in a row. The newer runner answers only with computed rows.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,7 @@ GENERATE = "/inference/v1/generate"
 _TOPS = (64, 20)  # likeliest tokens: enough for a sampled reply, and vLLM's default limit
 _UNWRITTEN = (400, 500)  # statuses of an answer with a NaN
 _MOST_REFUSED = 3  # scores refused in a row, after which none is asked for
-_SCALE_OUT = "vLLM scores in one pass if started with --enable-scale-out"
-_DETAILS = "start vLLM with --enable-prompt-tokens-details to keep prompts from reply to reply"
+_SCALE_OUT = "vLLM scores in one pass if started with --enable-scale-out --enable-prompt-tokens-details"
 
 
 class VllmUpstream(CompletionsUpstream):
@@ -27,18 +26,15 @@ class VllmUpstream(CompletionsUpstream):
 
     dialect, log_switch, steers, decoded = "vLLM", "--enable-log-requests", True, "prompt"
 
-    def __init__(
-        self, server: served.UnknownServer, tier: Tier, reason: str, *, top: int, counts: bool = False
-    ) -> None:
-        """Connect; rows can have `top` likeliest tokens. `counts`: the server reports its cached tokens."""
+    def __init__(self, server: served.UnknownServer, tier: Tier, reason: str, top: int) -> None:
+        """Connect; rows can have `top` likeliest tokens."""
         super().__init__(server, tier, reason)
-        self.most_top, self._counts = top, counts
+        self.most_top = top
         self._refused = 0  # scores refused in a row
 
     async def _rows(self, request: RowRequest) -> RowReply:
         sampled = not (request.sampling.greedy or request.decisive)
-        unsafe = request.repeats and not self._counts
-        if self.tier is not Tier.SCORE or sampled or not len(request.draft) or unsafe or self._refused >= _MOST_REFUSED:
+        if self.tier is not Tier.SCORE or sampled or not len(request.draft) or self._refused >= _MOST_REFUSED:
             return await super()._rows(request)
         try:
             found = await self._score(request)
@@ -64,11 +60,11 @@ class VllmUpstream(CompletionsUpstream):
         """Return the rows; None if some of them are of cached positions."""
         ids = request.prompts[-1]
         body = _scoring(self.name, ids, max(1, request.top), served.sampling_fields(request.sampling, 0.0))
-        if salt := request.salt if self._counts else request.session:
-            body["cache_salt"] = salt
+        if request.salt:
+            body["cache_salt"] = request.salt
         answer = await self.client.post(GENERATE, body)
         cached = served.cached_tokens(answer)
-        if cached is not None and cached >= len(request.prefix):
+        if cached is None or cached >= len(request.prefix):
             return None
         rows = _scored(answer, ids, len(request.draft))
         return None if rows is None else served.reply(Tier.SCORE, rows, answer, cached)
@@ -128,26 +124,22 @@ async def connect(server: served.UnknownServer) -> VllmUpstream | None:
         return None
     if server.tier in (None, Tier.SCORE):
         for top in _TOPS:
-            if (counts := await _scores(server, top)) is not None:
-                reason = "it scores a chunk in one pass and keeps the prompt" + ("" if counts else f"; {_DETAILS}")
-                return VllmUpstream(server, Tier.SCORE, reason, top=top, counts=counts)
+            if await _scores(server, top):
+                return VllmUpstream(server, Tier.SCORE, "it scores a chunk in one pass and keeps the prompt", top)
     refusal = ""
     for top in (*_TOPS, 0):
         if not (refusal := await takes_ids(server, top)):
             tier, reason = server.way(Tier.FAN_OUT, f"it takes many prompts at once; {_SCALE_OUT}")
-            return VllmUpstream(server, Tier.FAN_OUT if tier is Tier.SCORE else tier, reason, top=top)
+            return VllmUpstream(server, Tier.FAN_OUT if tier is Tier.SCORE else tier, reason, top)
     raise server.unusable(refusal, "Use a newer version of vLLM there.")
 
 
-async def _scores(server: served.UnknownServer, top: int) -> bool | None:
-    """Return whether a server that scores in one pass reports its cached tokens; None for a server that cannot."""
+async def _scores(server: served.UnknownServer, top: int) -> bool:
+    """Return whether a server scores in one pass, and reports its cached tokens."""
     ids = [server.token] * 3
     body = _scoring(server.model, ids, top, {"temperature": 0.0, **served.NEUTRAL})
     try:
         answer = await server.client.post(GENERATE, body, served.PROBE_SECONDS)
-        if _scored(answer, ids, 1) is None:
-            return None
-        usage = read.fields(read.fields(answer.json).get("usage") or {})
+        return _scored(answer, ids, 1) is not None and served.cached_tokens(answer) is not None
     except (ServerRefused, RowsUnusable):
-        return None
-    return usage.get("prompt_tokens_details") is not None
+        return False
