@@ -56,7 +56,7 @@ def test_the_tokenizer_of_another_model_is_refused_and_not_kept(retokenized: Ret
         told = {"tokenizer": hashlib.sha256(data).digest()}
         part = pb.TokenizerPart(data=data, size=len(data))
         with (
-            scripted(text.vocabulary, lambda _rounds, _context: (), told, tokenizer=lambda: [part]) as address,
+            scripted(text.vocabulary, lambda _rounds, _context: (), told, tokenizer=lambda _: part) as address,
             pytest.raises(ProtocolError, match="not that of its model"),
         ):
             LLM.open(draft, str(address), threads=1)
@@ -106,7 +106,7 @@ def translated(request: pytest.FixtureRequest, retokenized: Retokenized) -> Iter
         hello = {"tokenizer": hashlib.sha256(data).digest(), "penalties": True, "grammars": True}
         part = pb.TokenizerPart(data=data, size=len(data))
         with (
-            scripted(text.vocabulary, gone, hello, tokenizer=lambda: [part]) as address,
+            scripted(text.vocabulary, gone, hello, tokenizer=lambda _: part) as address,
             LLM.open(draft, str(address), threads=1, history=False) as pair,
             LLM.open(draft, "none", threads=1) as alone,
         ):

@@ -23,10 +23,10 @@ Script: TypeAlias = Callable[[Iterator[pb.Verify], grpc.ServicerContext], Iterab
 @contextmanager
 def scripted(
     vocabulary: Vocabulary, script: Script = lambda _rounds, _context: (), hello: Mapping[str, Any] | None = None,
-    tokenizer: Callable[[], Iterable[pb.TokenizerPart]] | None = None,
+    tokenizer: Callable[[int], pb.TokenizerPart] | None = None,
 ) -> Iterator[Address]:  # fmt: skip
     """Serves `script` in every session; `hello` overrides fields of the handshake, at any time. `tokenizer` returns the
-    parts of what is sent as the tokenizer; without it there is no such call. Yields the address."""
+    part of the tokenizer from an offset on; without it there is no such call. Yields the address."""
 
     def greet(_request: pb.HelloRequest, _context: grpc.ServicerContext) -> pb.HelloReply:
         fields: dict[str, Any] = {
@@ -45,10 +45,9 @@ def scripted(
         for frame in script((frame.verify for frame in frames), context):
             yield frame if isinstance(frame, bytes) else frame.SerializeToString()
 
-    def send(_request: bytes, _context: grpc.ServicerContext) -> Iterator[bytes]:
+    def send(request: pb.TokenizerRequest, _context: grpc.ServicerContext) -> pb.TokenizerPart:
         assert tokenizer is not None
-        for part in tokenizer():
-            yield part.SerializeToString()
+        return tokenizer(request.offset)
 
     calls = {
         "Hello": grpc.unary_unary_rpc_method_handler(
@@ -57,7 +56,9 @@ def scripted(
         "Session": grpc.stream_stream_rpc_method_handler(session, pb.DeviceFrame.FromString, bytes),
     }
     if tokenizer is not None:
-        calls["Tokenizer"] = grpc.unary_stream_rpc_method_handler(send)
+        calls["Tokenizer"] = grpc.unary_unary_rpc_method_handler(
+            send, pb.TokenizerRequest.FromString, pb.TokenizerPart.SerializeToString
+        )
     with ThreadPoolExecutor(8) as pool:
         server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, calls),))

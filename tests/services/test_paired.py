@@ -204,13 +204,10 @@ def test_tls_is_used_wherever_it_must_be(tmp_path: Path, monkeypatch: pytest.Mon
 STREAM, UNARY = "stream_stream", "unary_unary"
 WORKER = (
     (HOLDS, UNARY, Right.COMPUTE), (WORK, STREAM, Right.COMPUTE),
-    (method("Held"), UNARY, Right.FILES), (method("Put"), STREAM, Right.FILES), (method("Clean"), UNARY, Right.FILES),
-    (method("Measure"), "unary_stream", Right.COMPUTE), (method("Flow"), STREAM, Right.COMPUTE),
+    *((method(name), UNARY, Right.FILES) for name in ("Held", "Reserve", "Put", "Clean")),
+    (method("Measure"), UNARY, Right.COMPUTE), (method("Flow"), UNARY, Right.COMPUTE),
 )  # fmt: skip
-VERIFIER = (
-    (HELLO, UNARY, Right.VERIFY), (TOKENIZER, "unary_stream", Right.VERIFY),
-    (SESSION, STREAM, Right.VERIFY),
-)  # fmt: skip
+VERIFIER = ((HELLO, UNARY, Right.VERIFY), (TOKENIZER, UNARY, Right.VERIFY), (SESSION, STREAM, Right.VERIFY))
 SUBSETS = [frozenset(some) for size in range(4) for some in combinations(Right, size)]
 Calls = Sequence[tuple[str, str, Right]]
 _TRIES = 5  # gRPC's client says INTERNAL of its own where a refusal arrives while it writes
@@ -220,12 +217,9 @@ async def status_of(channel: grpc.aio.Channel, path: str, kind: str) -> str:
     """Return the status of a call with invalid bytes."""
     if kind == STREAM:
         return (await ended(channel, path, b"\xff\xff\xff")).partition(" ")[0]
-    method: Any = getattr(channel, kind)(path)
-    call = method(b"")
+    call = channel.unary_unary(path, None, None)(b"")
     with suppress(grpc.aio.AioRpcError):  # its status is read below
-        await (call if kind == UNARY else call.read())
-    if kind != UNARY:
-        call.cancel()
+        await call
     return str((await call.code()).name)
 
 

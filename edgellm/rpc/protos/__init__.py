@@ -30,7 +30,6 @@ def check_version(theirs: int, name: str) -> None:
 M = TypeVar("M", bound=Message)
 
 MAX_GREETING = 2**16  # bytes of a greeting: a parsed message may take more than sixteen times the memory of its bytes
-MAX_TOKENIZER_PART = 2**18  # bytes of a part of a tokenizer
 
 
 def parse_message(kind: type[M], data: bytes, max_bytes: int | None = None) -> M:

@@ -53,10 +53,12 @@ class HelloReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., chat_template: _Optional[str] = ..., penalties: _Optional[bool] = ..., grammars: _Optional[bool] = ..., behind: _Optional[str] = ..., likely_tokens: _Optional[int] = ..., draws_itself: _Optional[bool] = ..., tokenizer: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
 
 class TokenizerRequest(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "offset")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    offset: int
+    def __init__(self, model: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class TokenizerPart(_message.Message):
     __slots__ = ("data", "size")

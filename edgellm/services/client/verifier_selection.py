@@ -22,8 +22,8 @@ from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import READ_TIMEOUT_SECONDS, TOKENIZER, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, probe_port, shared_networks
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
-from edgellm.rpc.protos import MAX_TOKENIZER_PART, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.protos import parse_message
 from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.handshake import NothingListens, PeerInfo, dial
 from edgellm.rpc.trust.identity import DeviceID
@@ -293,34 +293,24 @@ async def _fetch(
     where: ModelAddress, trust: Trust | None, device: DeviceID | None, progress: OnProgress | None
 ) -> bytes:
     """Return the tokenizer that the verifier sends, at most `MAX_TOKENIZER` bytes."""
-    data, size = bytearray(), 0
+    data, size = bytearray(), 1
     async with await dial(where.address, trust, device) as channel:
-        call = channel.unary_stream(TOKENIZER, pb.TokenizerRequest.SerializeToString, bytes)(
-            pb.TokenizerRequest(model=where.model)
-        )
-        try:
-            while True:
-                async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-                    message = await call.read()
-                if not isinstance(message, bytes):  # the end
-                    return bytes(data)
-                part = parse_message(pb.TokenizerPart, message, MAX_TOKENIZER_PART)
-                size = size or part.size
-                if not part.data:
-                    raise unusable(where, "a part of it is empty")
-                data += part.data
-                if max(size, len(data)) > MAX_TOKENIZER:
-                    raise unusable(where, f"it has more than {MAX_TOKENIZER} bytes")
-                if progress is not None and size:
-                    progress(min(1.0, len(data) / size))
-        except grpc.aio.AioRpcError as error:
-            raise _refused(where, error) from None
-        except TimeoutError:
-            raise errors.VerifierUnreachable(
-                f"The verifier at {where} has stopped sending its tokenizer.", "Check the connection, and try again."
-            ) from None
-        finally:
-            call.cancel()
+        call = channel.unary_unary(TOKENIZER, pb.TokenizerRequest.SerializeToString, bytes)
+        while len(data) < size:
+            request = pb.TokenizerRequest(model=where.model, offset=len(data))
+            try:
+                part = parse_message(pb.TokenizerPart, await call(request, timeout=READ_TIMEOUT_SECONDS))
+            except grpc.aio.AioRpcError as error:
+                raise _refused(where, error) from None
+            if not part.data:
+                raise unusable(where, "a part of it is empty")
+            data += part.data
+            size = part.size
+            if max(size, len(data)) > MAX_TOKENIZER:
+                raise unusable(where, f"it has more than {MAX_TOKENIZER} bytes")
+            if progress is not None:
+                progress(min(1.0, len(data) / max(1, size)))
+    return bytes(data)
 
 
 def _refused(where: ModelAddress, error: grpc.aio.AioRpcError) -> errors.EdgeError:

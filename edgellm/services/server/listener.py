@@ -182,9 +182,9 @@ class Service:
         """Return the handler of all calls. They take bytes, to parse only after the guard."""
         made = {}
         for call in self.contract.methods:
-            name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", call.name).lower()
-            kind = _KINDS[call.client_streaming, call.server_streaming]
-            made[call.name] = kind(self._answering(getattr(self, name), call.server_streaming))
+            name, streams = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", call.name).lower(), call.client_streaming
+            kind = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+            made[call.name] = kind(self._answering(getattr(self, name), streams))
         return grpc.method_handlers_generic_handler(self.contract.full_name, made)
 
     def right_for(self, call: Method) -> Right:  # noqa: ARG002
@@ -213,14 +213,6 @@ class Service:
                 await context.abort(grpc.StatusCode[error.rpc_status], f"{error.what}\n{error.next_step}")
 
         return answered if self._guard is None else self._guard.wrap(answered, self.right_for(call))
-
-
-_KINDS: dict[tuple[bool, bool], Callable[..., Any]] = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-"""The kinds of calls: streams from the caller and to it."""
 
 
 async def next_message(stream: Stream, kind: type[M]) -> M | None:

@@ -22,7 +22,7 @@ from edgellm import errors
 from edgellm.engine import Model
 from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.rpc.channel import CONTRACT, HEARTBEAT_SECONDS, MAX_BUSY_MS
-from edgellm.rpc.protos import MAX_GREETING, MAX_TOKENIZER_PART, PROTOCOL, check_version, parse_message
+from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
@@ -38,6 +38,7 @@ from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
 EVENTS_PER_SECOND = 50.0  # refill of a device's bucket
 BURST = 128  # capacity of a bucket
 MAX_WAITING = 128  # waiting requests for a model
+_TOKENIZER_PART = 2**17  # bytes that a device must read in time
 _SHORTEST_BUSY_MS = 50
 _HELD_SECONDS = 1.0  # longest pause in reading a session that was answered *busy*: the queue may be free sooner
 _MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greeting
@@ -210,15 +211,12 @@ class VerificationService(Service):
             raise NotReady(self._preparing, "Ask again.")
         return find_model(self.models, wanted).described()
 
-    async def tokenizer(self, request: bytes, stream: Stream) -> None:
-        wanted = parse_message(pb.TokenizerRequest, request, MAX_GREETING).model
-        data = find_model(self.models, wanted).tokenizer
+    async def tokenizer(self, request: bytes, _context: Stream) -> pb.TokenizerPart:
+        asked = parse_message(pb.TokenizerRequest, request, MAX_GREETING)
+        data = find_model(self.models, asked.model).tokenizer
         if not data:
             raise errors.ProtocolError("The tokenizer of this model is not sent.", errors.SAME_VERSION)
-        size = MAX_TOKENIZER_PART // 2  # bytes that a device must read in time
-        for at in range(0, len(data), size):
-            part = pb.TokenizerPart(data=data[at : at + size], size=0 if at else len(data))
-            await write_in_time(stream, part)
+        return pb.TokenizerPart(data=data[asked.offset : asked.offset + _TOKENIZER_PART], size=len(data))
 
     async def session(self, _frames: Any, stream: Stream) -> None:
         number = next(self._numbers)
