@@ -27,7 +27,6 @@ from edgellm.errors import (
 )
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, run_in_network_loop
-from edgellm.rpc.discovery.interfaces import RETRY_FACTOR
 from edgellm.rpc.discovery.peer_probe import ask_peers
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
@@ -290,5 +289,5 @@ async def _paired_worker(trust: Trust, name: str, address: Address, device: Devi
     channel, info = await connect_authenticated(address, trust, device)
     where = Endpoint(name or info.peer.name, address, trust, info.peer.id)
     async with channel:  # the device has just answered, so a late reply means that it is busy
-        facts = await list_layers(channel, where.name, RETRY_FACTOR * HELLO_SECONDS)
+        facts = await list_layers(channel, where.name, HELLO_SECONDS)
     return Worker(where.name, info.peer, where, facts, info.rights)

@@ -61,7 +61,7 @@ class Endpoint:
     async def ask(self, method: str, request: Message) -> bytes:
         """Return a worker's answer to one request. Raise DeviceLost without an answer."""
         try:
-            async with asyncio.timeout(2 * HELLO_SECONDS), await self.connect() as channel:
+            async with asyncio.timeout(HELLO_SECONDS), await self.connect() as channel:
                 answer: bytes = await channel.unary_unary(method, None, bytes)(request.SerializeToString())
                 return answer
         except TimeoutError:
@@ -72,7 +72,7 @@ class Endpoint:
     async def hold(self, held: Callable[[grpc.aio.Channel], Awaitable[None]]) -> tuple[EdgeError, bool]:
         """Connect, and await `held` over the channel; return why that has ended, and whether the device is at fault."""
         try:
-            async with asyncio.timeout(2 * HELLO_SECONDS):
+            async with asyncio.timeout(HELLO_SECONDS):
                 channel = await self.connect()
             async with channel:
                 await held(channel)

@@ -17,7 +17,6 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Verdict
 from edgellm.verifier.in_process import LocalVerifier
-from testkit.network.relay import Network, Relay
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.services.scripted import scripted
 
@@ -116,14 +115,6 @@ def test_nobody_there_is_said_with_the_next_step(vocabulary: Vocabulary) -> None
         RemoteVerifier("127.0.0.1:9", vocabulary)
     with pytest.raises(PairingRequired):  # another machine
         RemoteVerifier("192.0.2.1:50151", vocabulary)
-
-
-def test_a_verifier_that_is_slow_to_say_hello_is_waited_for(vocabulary: Vocabulary) -> None:
-    """As where its machine is busy: somebody listens, so it is not given up at the first deadline."""
-    with scripted(vocabulary) as address, Relay(address.port, Network(100.0, 0.4)) as between:
-        remote = RemoteVerifier(f"127.0.0.1:{between.port}", vocabulary, timing=Timing(hello=0.4))
-        assert remote.up()
-        remote.close()
 
 
 def test_what_is_not_a_verifier_is_said(vocabulary: Vocabulary) -> None:

@@ -4,15 +4,13 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Network, ip_address
-from typing import Self, TypeVar
+from typing import Self
 
-import grpc
-import grpc.aio
 import psutil
 
 from edgellm.errors import InvalidOption
@@ -134,10 +132,6 @@ def send_magic_packets(cards: Iterable[NetworkCard]) -> list[str]:
     return sent
 
 
-T = TypeVar("T")
-RETRY_FACTOR = 3.0
-
-
 class PortState(StrEnum):
     """The outcome of connecting to a TCP port."""
 
@@ -160,18 +154,6 @@ async def probe_port(address: Address, seconds: float = 1.0) -> PortState:
         return PortState.UNKNOWN
     writer.transport.abort()
     return PortState.OPEN
-
-
-async def call_with_retry(ask: Callable[[float], Awaitable[T]], address: Address, seconds: float) -> T:
-    """Return the result of `ask`, a call with a deadline in seconds. If no result comes within `seconds`, but something
-    listens at `address`, as on a busy machine, try a second time with `RETRY_FACTOR` times the deadline. Raise
-    `grpc.aio.AioRpcError` as `ask` does: DEADLINE_EXCEEDED if no answer came in time."""
-    try:
-        return await ask(seconds)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or await probe_port(address) is not PortState.OPEN:
-            raise
-    return await ask(RETRY_FACTOR * seconds)
 
 
 async def listening(addresses: Iterable[Address]) -> list[Address]:

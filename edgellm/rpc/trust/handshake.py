@@ -16,7 +16,7 @@ import grpc.aio
 from edgellm.errors import EdgeError, IdentityClash, NotPaired, NotPermitted, ProtocolError, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel
-from edgellm.rpc.discovery.interfaces import NetworkCard, PortState, call_with_retry, own_cards, own_hosts, probe_port
+from edgellm.rpc.discovery.interfaces import NetworkCard, PortState, own_cards, own_hosts, probe_port
 from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message, program_version
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.identity import DeviceID, pem_id
@@ -88,6 +88,9 @@ async def connect_authenticated(
     """Return a channel to a paired device, or only to the given `device`, and its greeting; the caller closes it."""
     channel = open_channel(address, trust, device)
     try:
+        if (found := await probe_port(address, 2.0)) is not PortState.OPEN:  # gRPC would not say which
+            kind = NothingListens if found is PortState.REFUSED else VerifierUnreachable
+            raise kind(_NO_ANSWER[found].format(address), _DOCTOR)
         info = await _call_welcome(channel, address, trust, device, seconds)
     except BaseException:
         await channel.close(None)
@@ -115,16 +118,12 @@ async def _call_welcome(
 ) -> PeerInfo:
     call = channel.unary_unary(_WELCOME, pb.WelcomeRequest.SerializeToString, bytes)
     request = pb.WelcomeRequest(protocol=PROTOCOL, nonce=os.urandom(_NONCE), version=program_version())
-
-    async def attempt(deadline: float) -> tuple[bytes, float]:
-        began = time.monotonic()
-        return await call(request, timeout=deadline), time.monotonic() - began
-
+    began = time.monotonic()
     try:
-        data, elapsed = await call_with_retry(attempt, address, seconds)
+        data = await call(request, timeout=seconds)
     except grpc.aio.AioRpcError as error:
-        raise await _error_from_status(error, address, seconds) from None
-    return read_welcome(data, request.nonce, trust, expected, address, elapsed)
+        raise _error_from_status(error, address, seconds) from None
+    return read_welcome(data, request.nonce, trust, expected, address, time.monotonic() - began)
 
 
 def read_welcome(
@@ -170,8 +169,8 @@ def _statement(nonce: bytes, server: DeviceID, client: DeviceID) -> bytes:
     return LABEL + nonce + server.digest + client.digest
 
 
-async def _error_from_status(error: grpc.aio.AioRpcError, address: Address, seconds: float) -> EdgeError:
-    """Return the error for a failed call. gRPC does not report a failed handshake as such, so probe the port."""
+def _error_from_status(error: grpc.aio.AioRpcError, address: Address, seconds: float) -> EdgeError:
+    """Return the error for a failed call to a port that is open. gRPC does not report a failed handshake as such."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return NotPermitted(f"The device at {address} refuses.", details or "Ask the device's owner for the right.")
@@ -179,11 +178,7 @@ async def _error_from_status(error: grpc.aio.AioRpcError, address: Address, seco
         return ProtocolError(f"The server at {address} is not edgellm, or is too old.", "Update edgellm there.")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return VerifierUnreachable(f"No answer from {address} within {seconds:g} seconds.", _DOCTOR)
-    found = await probe_port(address)
-    if found is PortState.OPEN:
-        return NotPaired(f"The server at {address} and this device do not trust each other, or no longer do.", _PAIR)
-    kind = NothingListens if found is PortState.REFUSED else VerifierUnreachable
-    return kind(_NO_ANSWER[found].format(address), _DOCTOR)
+    return NotPaired(f"The server at {address} and this device do not trust each other, or no longer do.", _PAIR)
 
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

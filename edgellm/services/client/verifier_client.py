@@ -18,7 +18,7 @@ from edgellm import errors
 from edgellm.engine import Vocabulary, common_prefix
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
-from edgellm.rpc.discovery.interfaces import call_with_retry, listening, own_hosts, send_magic_packets
+from edgellm.rpc.discovery.interfaces import listening, own_hosts, send_magic_packets
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, announced_addresses
 from edgellm.rpc.link import ServiceLink, Timing
 from edgellm.rpc.protos import edgellm_pb2 as pb
@@ -225,7 +225,7 @@ class RemoteVerifier(Verifier):
         greeted = partial(codec.greet, channel, self.vocabulary, where=str(self._address), model=self.model)
         while True:
             try:
-                return await call_with_retry(greeted, self._address, self.timing.hello)
+                return await greeted(self.timing.hello)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not codec.PREPARING:
                     raise
