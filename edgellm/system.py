@@ -297,8 +297,7 @@ def performance_cores() -> int:
     """Return the number of physical cores that this process may use, without efficiency cores.
 
     Linux: by the affinity mask, the capacity of each processor, and Intel's list of performance cores. macOS: the cores
-    of the first performance level. Windows: those of the highest efficiency class. Elsewhere, or where the system does
-    not tell, all physical cores.
+    of the first performance level. Elsewhere, or where the system does not tell, all physical cores.
     """
     if sys.platform == "linux":
         return len({_siblings(cpu) for cpu in fast_processors(allowed_processors())})
@@ -306,9 +305,6 @@ def performance_cores() -> int:
         with suppress(OSError, ValueError, subprocess.SubprocessError):
             words = ["/usr/sbin/sysctl", "-n", "hw.perflevel0.physicalcpu"]
             return max(1, int(subprocess.run(words, capture_output=True, check=True, timeout=5.0).stdout))
-    if sys.platform == "win32":
-        with suppress(OSError, AttributeError, struct.error):
-            return max(1, fast_cores(_processor_information()))
     import psutil
 
     return psutil.cpu_count(logical=False) or os.cpu_count() or 1
@@ -339,28 +335,6 @@ def _siblings(cpu: int) -> str:
     return str(cpu)
 
 
-def fast_cores(information: bytes) -> int:
-    """Return the number of cores of the highest efficiency class, in what Windows'
-    GetLogicalProcessorInformationEx(RelationProcessorCore) returns. Raise struct.error if it is cut off."""
-    classes, at = [], 0
-    while at < len(information):
-        relation, size, _flags, efficiency = struct.unpack_from("<IIBB", information, at)
-        if relation == 0:
-            classes.append(efficiency)
-        at += max(size, 1)
-    return classes.count(max(classes, default=0))
-
-
-def _processor_information() -> bytes:
-    """Return Windows' information about its cores. Raise OSError where there is none."""
-    query, size = ctypes.CDLL("kernel32").GetLogicalProcessorInformationEx, ctypes.c_uint32(0)
-    query(0, None, ctypes.byref(size))
-    buffer = ctypes.create_string_buffer(size.value)
-    if not query(0, buffer, ctypes.byref(size)):
-        raise OSError("GetLogicalProcessorInformationEx failed")
-    return buffer.raw[: size.value]
-
-
 def may_have_card() -> bool:
     """Return whether there may be a graphics card: on Linux, whether a driver has made a device for one."""
     drivers = ("/dev/dri", "/dev/nvidiactl", "/dev/dxg")
@@ -372,15 +346,6 @@ def running_threads() -> int:
     with suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0])
     return 0
-
-
-def load() -> float:
-    """Return the number of threads that ran or could run in the last minute; 0 if unknown."""
-    import psutil
-
-    with suppress(OSError):
-        return float(psutil.getloadavg()[0])
-    return 0.0
 
 
 def config_file() -> Path:

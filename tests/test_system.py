@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,7 +73,6 @@ def test_pages_are_dropped_as_systems_permit(tmp_path: Path, monkeypatch: pytest
 
 def test_limits_and_figures_of_the_process_are_missing_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (system.address_space() or 0) > 2**20
-    assert system.load() >= 0.0
     assert sum(ran for ran, _ in system.thread_times().values()) > 0
     assert not system.is_stopped(os.getpid())
     assert system.running_threads() > 0
@@ -137,24 +135,6 @@ def test_a_macs_performance_cores_count(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
     assert system.performance_cores() == os.cpu_count()
     assert system.allowed_processors() == frozenset(range(os.cpu_count() or 1))
-
-
-def windows_cores(*classes: int) -> bytes:
-    return b"".join(struct.pack("<IIBB", 0, 48, 1, efficiency) + bytes(38) for efficiency in classes)
-
-
-def test_windows_efficient_cores_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert system.fast_cores(windows_cores(1, 1, 0, 0, 0)) == 2
-    assert system.fast_cores(windows_cores(0, 0, 0)) == 3
-    elsewhere(monkeypatch, "win32")
-    monkeypatch.setattr(system, "_processor_information", lambda: windows_cores(1, 0))
-    assert system.performance_cores() == 1
-    monkeypatch.setattr(system, "_processor_information", lambda: windows_cores(1, 0)[:50])
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 3)
-    assert system.performance_cores() == 3
-    monkeypatch.undo()
-    with pytest.raises(OSError, match="kernel32"):
-        system._processor_information()
 
 
 GROUP = "the free memory of its control group"

@@ -91,9 +91,9 @@ class Computation:
     not count.
     """
 
-    def __init__(self, shared: SharedCores, crowding: "Crowding | None" = None) -> None:
+    def __init__(self, shared: SharedCores) -> None:
         """Compute beside others. Belongs to one thread. Raises OSError as `SharedCores.open`."""
-        self._shared, self._crowding = shared, crowding or Crowding()
+        self._shared, self._crowding = shared, Crowding()
         self._start = _THREAD * threading.get_native_id()
         self._threads = self._share = 1
         self._began = self._ended = 0
@@ -170,22 +170,10 @@ def run_delay() -> int:
     return sum(waited for _, waited in system.thread_times().values())
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """Readings of the system: processor time of this process and time that its threads waited for a core, both in
-    nanoseconds, and the number of running threads."""
-
-    cpu_time: Callable[[], int] = time.process_time_ns
-    run_delay: Callable[[], int] = run_delay
-    running: Callable[[], int] = system.running_threads
-    cpus: int = os.cpu_count() or 1
-
-
 class Crowding:
     """A limit of a computation's threads to the threads that get a core. For one thread at a time; in nanoseconds."""
 
-    def __init__(self, gauges: Gauges | None = None) -> None:
-        self._gauges = gauges or Gauges()
+    def __init__(self) -> None:
         self._limit = 0  # threads; 0: no limit
         self._check_at = self._retry_at = 0
         self._threads = self._began = self._wall = self._cpu = self._delay = 0  # the window
@@ -194,7 +182,7 @@ class Crowding:
         """Return how many of `threads` threads, two or more, to use."""
         if now >= self._check_at:
             self._check_at = now + _RECHECK
-            running, cpus = self._gauges.running(), self._gauges.cpus
+            running, cpus = system.running_threads(), os.cpu_count() or 1
             has_room = 0 < running <= cpus - threads + 1
             if running >= MAX_RUNNING * cpus:
                 self._limit = 1
@@ -223,7 +211,7 @@ class Crowding:
 
     def _begin(self, threads: int, now: int) -> None:
         self._threads, self._began, self._wall = threads, now, 0
-        self._cpu, self._delay = self._gauges.cpu_time(), self._gauges.run_delay()
+        self._cpu, self._delay = time.process_time_ns(), run_delay()
 
 
 BUSY = 0.1
@@ -238,15 +226,8 @@ class CpuWait:
 
     def share(self) -> float:
         """Return the share of the time in which threads wanted to run that they spent waiting for a processor; of all
-        the time that has passed, if that is longer.
-
-        Where the system does not tell, return
-        the share by which the load average exceeds the number of processors.
-        """
+        the time that has passed, if that is longer. Return 0 where the system does not tell."""
         now = system.thread_times()
-        if not now:
-            load, processors = system.load(), os.cpu_count() or 1
-            return max(0.0, 1.0 - processors / load) if load > 0.0 else 0.0
         times = [(now[thread], self._before.get(thread, (0, 0))) for thread in now]
         ran, waited = (1e-9 * sum(after[kind] - before[kind] for after, before in times) for kind in (0, 1))
         return waited / max(ran + waited, time.perf_counter() - self._began)

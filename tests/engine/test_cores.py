@@ -14,7 +14,7 @@ import pytest
 
 from edgellm import system
 from edgellm.engine import Context, ContextSpec, Model, cores
-from edgellm.engine.cores import Computation, Crowding, Gauges, SharedCores, fair_share, run_delay, shared_cores
+from edgellm.engine.cores import Computation, Crowding, SharedCores, fair_share, run_delay, shared_cores
 from testkit.processes.busy import busy
 from tests.waiting import until
 
@@ -38,13 +38,11 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> SharedCores:
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedCores:
+    """Cores of a system where no other programs run."""
+    monkeypatch.setattr(cores, "run_delay", lambda: 0)
+    monkeypatch.setattr(system, "running_threads", lambda: 1)
     return SharedCores(CORES, system.allowed_processors(), tmp_path / "cores")
-
-
-def calm() -> Crowding:
-    """As if no other programs ran."""
-    return Crowding(Gauges(lambda: 0, lambda: 0, lambda: 1))
 
 
 class Other:
@@ -91,7 +89,7 @@ def test_a_share_is_what_is_wanted_or_as_much_as_others_have() -> None:
 
 
 def test_another_process_that_computes_takes_its_share_unless_elsewhere_stopped_or_killed(shared: SharedCores) -> None:
-    mine, apart = (Computation(one, calm()) for one in (shared, replace(shared, processors=frozenset({10**6}))))
+    mine, apart = (Computation(one) for one in (shared, replace(shared, processors=frozenset({10**6}))))
     with Other(shared) as chat:
         assert share_of(mine) == CORES  # it has computed nothing
         chat.do("begin")
@@ -107,10 +105,10 @@ def test_another_process_that_computes_takes_its_share_unless_elsewhere_stopped_
 
 
 def test_threads_of_one_process_share_as_well_and_leave_when_they_end(shared: SharedCores) -> None:
-    mine, computes, ends = Computation(shared, calm()), threading.Event(), threading.Event()
+    mine, computes, ends = Computation(shared), threading.Event(), threading.Event()
 
     def run() -> None:
-        theirs = Computation(shared, calm())
+        theirs = Computation(shared)
         theirs.of(CORES).__enter__()
         computes.set()
         ends.wait()
@@ -128,7 +126,7 @@ def test_who_computed_beside_the_last_decode_is_expected_to_go_on_for_a_moment(
     shared: SharedCores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [10**12]
-    mine, theirs = Computation(shared, calm()), Computation(shared, calm())
+    mine, theirs = Computation(shared), Computation(shared)
     theirs._start += 2**20  # another thread's
     monkeypatch.setattr(cores, "_competes", lambda *_: True)
     monkeypatch.setattr("time.monotonic_ns", lambda: now[0])
@@ -163,7 +161,7 @@ def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
     verifier_model: Model, shared: SharedCores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = (np.arange(32) % 400 + 300).astype(np.int32)
-    mine = Computation(shared, calm())
+    mine = Computation(shared)
     monkeypatch.setattr(cores, "computation", mine.of)
     with Other(shared) as chat, Context(verifier_model, ContextSpec(n_ctx=64, threads=2, exact=True)) as context:
         alone = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
@@ -183,9 +181,13 @@ MS = 1_000_000
 class Machine:
     """Four processors, and a process that computes: 100 ms each time, by as many threads as it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.cpu, self.delay, self.running = 10**12, 0, 0, 1
-        self.crowding = Crowding(Gauges(lambda: self.cpu, lambda: self.delay, lambda: self.running, cpus=4))
+        monkeypatch.setattr("time.process_time_ns", lambda: self.cpu)
+        monkeypatch.setattr(cores, "run_delay", lambda: self.delay)
+        monkeypatch.setattr(system, "running_threads", lambda: self.running)
+        monkeypatch.setattr("os.cpu_count", lambda: 4)
+        self.crowding = Crowding()
 
     def compute(self, cores: float, in_line: float = 0.0, threads: int = 4) -> int:
         """Compute with so many `cores`, and so many threads in line for one; return how many threads did."""
@@ -198,8 +200,12 @@ class Machine:
         return used
 
 
-def test_threads_that_stand_in_line_are_fewer_until_there_is_room() -> None:
-    machine = Machine()
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_threads_that_stand_in_line_are_fewer_until_there_is_room(machine: Machine) -> None:
     machine.running = 5
     assert [machine.compute(cores=2.5, in_line=1.5) for _ in range(2)] == [4, 4]
     assert [machine.compute(cores=2.0) for _ in range(10)] == [2] * 10
@@ -211,16 +217,14 @@ def test_threads_that_stand_in_line_are_fewer_until_there_is_room() -> None:
     assert [machine.compute(cores=2.5, in_line=1.5) for _ in range(4)][-1] == 2
 
 
-def test_where_far_too_many_threads_run_one_computes_without_a_try() -> None:
-    machine = Machine()
+def test_where_far_too_many_threads_run_one_computes_without_a_try(machine: Machine) -> None:
     machine.running = 8
     assert [machine.compute(cores=1.0) for _ in range(50)] == [1] * 50
     machine.running = 1
     assert machine.compute(cores=4.0) == 4
 
 
-def test_threads_that_sleep_or_seldom_compute_are_not_taken_for_crowded_ones() -> None:
-    machine = Machine()
+def test_threads_that_sleep_or_seldom_compute_are_not_taken_for_crowded_ones(machine: Machine) -> None:
     assert [machine.compute(cores=2.0) for _ in range(10)] == [4] * 10
     for _ in range(10):
         machine.now += 200 * MS

@@ -2,14 +2,12 @@
 
 import itertools
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm import system
-from edgellm.engine.cores import AGREE, CpuWait, is_plausible, minimum_times, plausible_times
+from edgellm.engine.cores import AGREE, is_plausible, minimum_times, plausible_times
 from tests.programs import run_python
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -104,12 +102,3 @@ with busy(3):
         n += sum(range(10**5))
 """
     assert run_python(code).returncode == 0
-
-
-def test_where_the_system_does_not_tell_the_load_average_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(system, "_THREADS", tmp_path / "none")
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr("psutil.getloadavg", lambda: (8.0, 0.0, 0.0))
-    assert CpuWait().share() == 0.75
-    monkeypatch.setattr("psutil.getloadavg", lambda: (0.5, 0.0, 0.0))
-    assert CpuWait().share() == 0.0
