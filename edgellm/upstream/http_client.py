@@ -22,7 +22,7 @@ import aiohttp
 from edgellm.errors import EdgeError, InvalidOption, StateDamaged, VerifierBusy, VerifierLost
 from edgellm.rpc.address import Address
 from edgellm.state import SMALL, read_state
-from edgellm.upstream.rows import RowsUnusable
+from edgellm.upstream.rows import RowsUnusable, readable
 
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
 MAX_ANSWER = 64 * 2**20  # bytes: some servers add rows of a whole prompt
@@ -223,7 +223,8 @@ class HttpClient:
     def reading(self) -> Iterator[None]:
         """Read an answer; raise VerifierLost if it contradicts the server's documentation."""
         try:
-            yield
+            with readable():
+                yield
         except RowsUnusable as error:
             raise self.garbled(str(error)) from None
 

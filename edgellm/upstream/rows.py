@@ -8,6 +8,7 @@ is that of the whole row. Otherwise the row is undecided, and the server is aske
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
@@ -25,6 +26,18 @@ Top: TypeAlias = tuple[tuple[int, float], ...]
 
 class RowsUnusable(Exception):
     """The error of rows that contradict themselves, the request or the vocabulary."""
+
+
+_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Read JSON that may be anything as if it were of the expected form. Raise RowsUnusable where it is not."""
+    try:
+        yield
+    except _MALFORMED as error:
+        raise RowsUnusable(f"{error!r:.100}") from None
 
 
 class Tier(StrEnum):
@@ -260,6 +273,7 @@ def chosen(
     return min(len(rows), len(draft) + 1) - 1, own
 
 
+@readable()
 def checked(rows: Sequence[Row], at_least: int, n_vocab: int) -> Sequence[Row]:
     """Return `rows`. Raises RowsUnusable if they are too few, or not rows of the vocabulary."""
     if len(rows) < at_least:
@@ -280,8 +294,8 @@ def checked(rows: Sequence[Row], at_least: int, n_vocab: int) -> Sequence[Row]:
 
 
 def _check_id(token: int, n_vocab: int) -> None:
-    if not 0 <= token < n_vocab:
-        raise RowsUnusable(f"token {token} of a vocabulary of {n_vocab}")
+    if not isinstance(token, int | np.integer) or not 0 <= token < n_vocab:
+        raise RowsUnusable(f"token {str(token)[:40]} of a vocabulary of {n_vocab}")
 
 
 def _top(row: Row) -> Top:

@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgellm.upstream.dialects import read
 from edgellm.upstream.dialects.by_ids import PATH, takes_ids
 from edgellm.upstream.dialects.served import UnknownServer, cached_tokens, reply, sampling_fields
 from edgellm.upstream.dialects.texts import TextUpstream, Written
 from edgellm.upstream.http_client import ServerRefused
-from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
+from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,8 @@ class TextCompletionsUpstream(TextUpstream):
         if not sampling.greedy:
             body["seed"] = seed
         answer = await self.client.post(PATH, body)
-        choice = read.first_choice(answer)
-        written = Written(read.text(choice.get("text")), choice.get("finish_reason") == "stop")
+        choice = answer.json["choices"][0]
+        written = Written(choice["text"], choice.get("finish_reason") == "stop")
         return written, reply(Tier.CONTINUE, (), answer, cached_tokens(answer))
 
     async def tokenize(self, text: str) -> Sequence[int] | None:
@@ -66,7 +65,7 @@ class TextCompletionsUpstream(TextUpstream):
             return None
         path, name, more = self._form.tokenizer
         found = await self._told(path, {name: text, **more}, "tokens")
-        return None if found is None else self._borders.without_begin(list(map(read.whole, read.entries(found))))
+        return None if found is None else self._borders.without_begin(found)
 
 
 async def connect(server: UnknownServer) -> TextCompletionsUpstream | None:
@@ -77,7 +76,8 @@ async def connect(server: UnknownServer) -> TextCompletionsUpstream | None:
         return None
     found = TextCompletionsUpstream(server, kind or OTHER)
     try:
-        await found.probe(server.token)
+        with readable():
+            await found.probe(server.token)
     except ServerRefused as error:
         refusal = f"it refuses to complete a text (status {error.status})"
     except RowsUnusable as error:

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from edgellm.upstream.dialects import read
-from edgellm.upstream.dialects.served import UnknownServer, reply
+from edgellm.upstream.dialects.served import UnknownServer, maybe_count, reply, seconds_of
 from edgellm.upstream.dialects.texts import TextUpstream, Written
 from edgellm.upstream.rows import RowReply, RowRequest, Tier
 
@@ -25,9 +24,9 @@ class OllamaUpstream(TextUpstream):
             },
         }  # fmt: skip
         answer = await self.client.post("/api/generate", body)
-        found = read.fields(answer.json)
-        written = Written(read.text(found.get("response")), found.get("done_reason") == "stop")
-        seconds = read.seconds(found.get("prompt_eval_duration"), found.get("eval_duration"), per_second=1e9)
+        found = answer.json
+        written = Written(found["response"], found.get("done_reason") == "stop")
+        seconds = seconds_of(found.get("prompt_eval_duration"), found.get("eval_duration"), per_second=1e9)
         return written, reply(Tier.CONTINUE, (), answer, seconds=seconds)
 
 
@@ -38,7 +37,6 @@ async def connect(server: UnknownServer) -> OllamaUpstream | None:
         return None
     await OllamaUpstream(server).probe(server.token)
     running = await server.client.get("/api/ps")
-    models = map(read.fields, read.entries(read.fields(running.json).get("models")))
-    mine = [one for one in models if server.model in (one.get("name"), one.get("model"))]
-    length = read.maybe_count(mine[0].get("context_length")) if mine else None
+    mine = [one for one in running.json["models"] if server.model in (one.get("name"), one.get("model"))]
+    length = maybe_count(mine[0].get("context_length")) if mine else None
     return OllamaUpstream(replace(server, positions=length or server.positions))

@@ -9,7 +9,6 @@ from edgellm.engine import Model
 from edgellm.errors import InvalidOption, VerifierLost
 from edgellm.spec.sampling import GOLDEN, Choice
 from edgellm.spec.types import Sampling
-from edgellm.upstream.dialects import read
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Steering, Tier, Top
 
@@ -20,6 +19,7 @@ def seed_at(sampling: Sampling, position: int) -> int:
     return ((sampling.seed + 1) * GOLDEN + position * 0xD1342543DE82EF95 >> 16) % 2**31
 
 
+MAX_CONTEXT = 2**24
 PROBE_SECONDS = 60.0
 """Seconds for the answer to a first question: the server may have to load its model."""
 
@@ -33,8 +33,7 @@ async def models_of(client: HttpClient) -> dict[str, Mapping[str, Any]]:
     """Return what a server tells of its models, by name. Raises VerifierLost, VerifierBusy as `HttpClient.get`."""
     with client.reading():
         answer = await client.get("/v1/models")
-        models = [read.fields(one) for one in read.entries(read.fields(answer.json).get("data"))]
-        return {read.text(one.get("id")): one for one in models}
+        return {str(one["id"]): {**one} for one in answer.json["data"]}
 
 
 async def served_model(client: HttpClient, wanted: str) -> tuple[str, Mapping[str, Any]]:
@@ -68,9 +67,8 @@ class UnknownServer:
     async def at(cls, client: HttpClient, text: Model, tier: Tier | None) -> Self:
         """Return the server of `client`, asked for its model. Raises as `served_model`."""
         name, told = await served_model(client, client.url.model)
-        meta = read.fields(told.get("meta") or {})
-        lengths = told.get("max_model_len"), meta.get("n_ctx"), told.get("context_length")
-        positions = next(filter(None, map(read.maybe_count, lengths)), None)
+        lengths = told.get("max_model_len"), (told.get("meta") or {}).get("n_ctx"), told.get("context_length")
+        positions = next(filter(None, map(maybe_count, lengths)), None)
         return cls(client, text, tier, name, str(told.get("owned_by") or "")[:40], positions)
 
     @property
@@ -158,12 +156,12 @@ class Upstream(ABC):
         """Return the text of `ids` by the server's tokenizer, if it takes ids and tells."""
         body = {"model": self.name, "tokens": list(ids), "skip_special_tokens": False}
         found = await self._told("/detokenize", body, self.decoded) if self.decoded else None
-        return None if found is None else read.text(found)
+        return None if found is None else str(found)
 
     async def _told(self, path: str, body: Mapping[str, Any], name: str) -> Any:
         """Return the field `name` of the answer at `path`; None where the server has no such path."""
         try:
-            return read.fields((await self.client.post(path, body)).json).get(name)
+            return (await self.client.post(path, body)).json.get(name)
         except ServerRefused as error:
             if error.status in (404, 405, 501):
                 return None
@@ -192,13 +190,14 @@ def raised(steering: Steering) -> dict[int, float]:
 
 def scored(top: Top) -> Row:
     """Return the row of a place that was only scored: the server takes the likeliest token there."""
-    if not top:
-        raise RowsUnusable("a row without tokens")
     return Row(max(top, key=lambda entry: (entry[1], -entry[0]))[0], top)
 
 
 def with_tops(tokens: Sequence[int], tops: Sequence[Top]) -> tuple[Row, ...]:
-    """Return the rows of the `tokens` that a server wrote; it may tell the likeliest of fewer places."""
+    """Return the rows of the `tokens` that a server wrote; it may tell the likeliest of fewer places. Raises
+    RowsUnusable: there are none."""
+    if not tokens:
+        raise RowsUnusable("an answer without tokens")
     return tuple(Row(token, tops[at] if at < len(tops) else None) for at, token in enumerate(tokens))
 
 
@@ -211,5 +210,16 @@ def reply(
 
 def cached_tokens(answer: HttpAnswer) -> int | None:
     """Return the cached tokens of prompts, None if the server does not report them."""
-    usage = read.fields(read.fields(answer.json).get("usage") or {})
-    return read.maybe_count(read.fields(usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
+    details = (answer.json.get("usage") or {}).get("prompt_tokens_details") or {}
+    return maybe_count(details.get("cached_tokens"))
+
+
+def maybe_count(found: Any) -> int | None:
+    """Return a number of tokens or milliseconds that a server may leave out; None for anything else."""
+    return found if type(found) is int and 0 <= found < MAX_CONTEXT else None
+
+
+def seconds_of(*durations: Any, per_second: float) -> float | None:
+    """Return the sum of durations, each of which a server may leave out; None without any, or for impossible ones."""
+    known = [float(one / per_second) for one in durations if one is not None]
+    return sum(known) if known and all(0.0 <= one < 1e4 for one in known) else None

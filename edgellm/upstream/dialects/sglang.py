@@ -7,7 +7,7 @@ computed again, and from the first drafted token on, that token would have none.
 from typing import Any
 
 from edgellm.spec.types import Sampling
-from edgellm.upstream.dialects import read, served
+from edgellm.upstream.dialects import served
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
 _PATH = "/generate"
@@ -30,13 +30,13 @@ class SglangUpstream(served.Upstream):
         drafted = len(request.draft)
         body = _body(request.prompts[-1], 1, request.sampling, 0.0, max(1, request.top))
         answer = await self.client.post(_PATH, body | {"logprob_start_len": len(request.prefix) - 1})
-        said = read.fields(read.fields(answer.json).get("meta_info"))
-        found = read.entries(said.get("input_top_logprobs")) if drafted else []
+        said = answer.json["meta_info"]
+        found = said["input_top_logprobs"] if drafted else []
         if len(found) < drafted:
             raise RowsUnusable(f"{len(found)} rows for {drafted} drafted tokens")
         rows = [served.scored(_top(row)) for row in found[len(found) - drafted :]]
         rows += _written(answer.json, 1)[:1]
-        return served.reply(Tier.SCORE, rows, answer, read.maybe_count(said.get("cached_tokens")))
+        return served.reply(Tier.SCORE, rows, answer, served.maybe_count(said.get("cached_tokens")))
 
     async def _fan_out(self, request: RowRequest) -> RowReply:
         temperature = 0.0 if request.decisive else request.sampling.temperature
@@ -46,20 +46,19 @@ class SglangUpstream(served.Upstream):
                 str(token): by for token, by in served.raised(request.steering).items()
             }
         answer = await self.client.post(_PATH, body)
-        found = read.entries(answer.json)
+        found = answer.json
         if len(found) != len(request.prompts):
             raise RowsUnusable(f"{len(found)} answers to {len(request.prompts)} prompts")
         rows = [_written(one, request.top)[0] for one in found]
-        cached = read.maybe_count(read.fields(found[0].get("meta_info")).get("cached_tokens"))
+        cached = served.maybe_count(found[0]["meta_info"].get("cached_tokens"))
         return served.reply(request.fanned_out, rows, answer, cached)
 
     async def _continue(self, request: RowRequest) -> RowReply:
         sampling = request.drawing
         body = _body(request.prefix.tolist(), request.places, sampling, sampling.temperature, request.top)
         answer = await self.client.post(_PATH, body)
-        said = read.fields(read.fields(answer.json).get("meta_info"))
-        rows = _written(answer.json, request.top)
-        return served.reply(Tier.CONTINUE, rows, answer, read.maybe_count(said.get("cached_tokens")))
+        cached = served.maybe_count(answer.json["meta_info"].get("cached_tokens"))
+        return served.reply(Tier.CONTINUE, _written(answer.json, request.top), answer, cached)
 
 
 def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, top: int) -> dict[str, Any]:
@@ -71,22 +70,16 @@ def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, t
 
 
 def _written(found: Any, top: int) -> tuple[Row, ...]:
-    """Return the rows of the written tokens. Raises RowsUnusable without tokens."""
-    said = read.fields(read.fields(found).get("meta_info"))
-    ids = [read.whole(token) for token in read.entries(found.get("output_ids"))]
-    end = read.fields(said.get("finish_reason") or {}).get("matched")
+    """Return the rows of the written tokens."""
+    said, ids = found["meta_info"], [*found["output_ids"]]
+    end = (said.get("finish_reason") or {}).get("matched")
     if type(end) is int and ids[-1:] != [end]:  # Some versions leave the end out.
         ids.append(end)
-    if not ids:
-        raise RowsUnusable("an answer without tokens")
-    return served.with_tops(ids, [_top(row) for row in read.entries(said.get("output_top_logprobs"))] if top else ())
+    return served.with_tops(ids, [_top(row) for row in said["output_top_logprobs"]] if top else ())
 
 
 def _top(row: Any) -> Top:
-    found = [read.entries(entry) for entry in read.entries(row)]
-    if any(len(entry) < 2 for entry in found):
-        raise RowsUnusable("a row whose entries are no pairs")
-    return tuple((read.whole(entry[1]), read.number(entry[0])) for entry in found)
+    return tuple((entry[1], entry[0]) for entry in row)
 
 
 async def connect(server: served.UnknownServer) -> SglangUpstream | None:
@@ -96,7 +89,7 @@ async def connect(server: served.UnknownServer) -> SglangUpstream | None:
         return None
     body = _body([server.token] * 3, 1, Sampling(), 0.0, 1) | {"logprob_start_len": 1}
     answer = await server.client.post(_PATH, body, served.PROBE_SECONDS)
-    rows = read.entries(read.fields(read.fields(answer.json).get("meta_info")).get("input_top_logprobs"))
+    rows = answer.json["meta_info"]["input_top_logprobs"]
     _written(answer.json, 1)
     if rows and rows[-1] is not None:
         return SglangUpstream(server, *server.way(Tier.SCORE, "it scores a chunk in one pass and keeps the prompt"))

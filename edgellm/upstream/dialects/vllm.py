@@ -9,10 +9,10 @@ too, and all others after some refusals in a row. The newer runner answers only 
 from collections.abc import Mapping
 from typing import Any
 
-from edgellm.upstream.dialects import read, served
+from edgellm.upstream.dialects import served
 from edgellm.upstream.dialects.by_ids import CompletionsUpstream, named, takes_ids
 from edgellm.upstream.http_client import HttpAnswer, ServerRefused
-from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top, readable
 
 GENERATE = "/inference/v1/generate"
 _TOPS = (64, 20)  # likeliest tokens: enough for a sampled reply, and vLLM's default limit
@@ -85,9 +85,8 @@ def _scored(answer: HttpAnswer, ids: list[int], drafted: int) -> tuple[Row, ...]
 
     Some versions answer with a row for each token, others with computed rows alone: both end with the last token.
     """
-    choice = read.first_choice(answer)
-    given = read.fields(answer.json).get("prompt_logprobs")
-    prompt = read.entries(choice.get("prompt_logprobs") if given is None else given)
+    choice, given = answer.json["choices"][0], answer.json.get("prompt_logprobs")
+    prompt = choice["prompt_logprobs"] if given is None else given
     if len(prompt) < drafted or any(row is None for row in prompt[-drafted:]):
         return None
     rows = []
@@ -96,23 +95,20 @@ def _scored(answer: HttpAnswer, ids: list[int], drafted: int) -> tuple[Row, ...]
         if token not in ranked:
             raise RowsUnusable(f"a row without its own token {token}")
         rows.append(served.scored(top))
-    own = [read.whole(token) for token in read.entries(choice.get("token_ids"))]
-    if len(own) != 1:
-        raise RowsUnusable(f"{len(own)} tokens instead of 1")
-    content = read.entries(read.fields(choice.get("logprobs")).get("content"))
-    found = [read.fields(one) for one in read.entries(read.fields(content[0]).get("top_logprobs"))] if content else []
-    return (*rows, Row(own[0], tuple((_id(one), read.number(one.get("logprob"))) for one in found)))
+    (own,) = choice["token_ids"]
+    found = choice["logprobs"]["content"][0]["top_logprobs"]
+    return (*rows, Row(own, tuple((_id(one), one["logprob"]) for one in found)))
 
 
 def _id(entry: Mapping[str, Any]) -> int:
     """Return the token of an entry, which some versions name as in chats, some by its id."""
-    return read.whole(entry["token_id"]) if "token_id" in entry else named(entry.get("token"))
+    return int(entry["token_id"]) if "token_id" in entry else named(entry["token"])
 
 
 def _prompt_top(row: Any) -> tuple[Top, set[int]]:
     """Return the likeliest tokens of a row of the prompt, and all its tokens, the prompt's own included."""
-    said = {named(name): read.fields(entry) for name, entry in read.fields(row).items()}
-    found = sorted((read.whole(one.get("rank")), token, read.number(one.get("logprob"))) for token, one in said.items())
+    said = {named(name): entry for name, entry in row.items()}
+    found = sorted((one["rank"], token, one["logprob"]) for token, one in said.items())
     likeliest = [entry for place, entry in enumerate(found) if entry[0] <= place + 1]  # Ranks have no gap.
     return tuple((token, logprob) for _, token, logprob in likeliest), set(said)
 
@@ -140,6 +136,7 @@ async def _scores(server: served.UnknownServer, top: int) -> bool:
     body = _scoring(server.model, ids, top, {"temperature": 0.0, **served.NEUTRAL})
     try:
         answer = await server.client.post(GENERATE, body, served.PROBE_SECONDS)
-        return _scored(answer, ids, 1) is not None and served.cached_tokens(answer) is not None
+        with readable():
+            return _scored(answer, ids, 1) is not None and served.cached_tokens(answer) is not None
     except (ServerRefused, RowsUnusable):
         return False
