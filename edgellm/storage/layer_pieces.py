@@ -30,7 +30,6 @@ from edgellm.storage.fingerprint import SHA256, fingerprint
 from edgellm.system import cache_dir
 
 MAX_NAME = 200  # characters
-MAX_PIECE_BYTES = 2**40  # bytes
 MAX_PIECES = 4 * MAX_LAYERS
 PIECE_BYTES = 32 * 2**20
 """Bytes up to which consecutive layers share a piece: a block's fixed cost is small beside its computing."""
@@ -38,7 +37,6 @@ PIECE_BYTES = 32 * 2**20
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 _PLAIN = system.NO_LINKS | system.BINARY
 _RETRY = "Deploy it again; if that does not help, run the same version of edgellm on both sides."
-_CUT = 1  # raise this number when the same cut gives other bytes: remembered hashes are computed again
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,7 +52,7 @@ class LayerPiece:
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last < MAX_LAYERS:
             raise _refused(f"a piece from layer {self.first} to {self.last}")
-        if not 0 < self.size <= MAX_PIECE_BYTES:
+        if self.size <= 0:
             raise _refused(f"a piece of {self.size} bytes")
         if not SHA256.fullmatch(self.sha256):
             raise _refused(f"a piece with the hash {self.sha256[:80]!r}")
@@ -206,7 +204,7 @@ def cut_piece(model: ModelFile, layers: LayerRange) -> Iterator[bytes | memoryvi
 
 
 def _path(fingerprint: str) -> Path:
-    return cache_dir() / "recipes" / f"{fingerprint}-{_CUT}.json"
+    return cache_dir() / "recipes" / f"{fingerprint}.json"
 
 
 def _refused(what: str) -> LayersRefused:

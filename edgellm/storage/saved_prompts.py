@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import time
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from edgellm.system import NO_LINKS
 SAVED, UNFINISHED = ".kv", ".new"
 """Endings of names."""
 _HEADING = struct.Struct("<III")  # magic, version, number of tokens
-_ABANDONED = 3600.0  # seconds after which a file that is still being written was left by a crash
 _SHARE = 0.5  # share of the free disk space that a file may take
 _log = logging.getLogger(__name__)
 
@@ -101,7 +99,7 @@ class ModelPrompts:
         for other, length, common in known:
             if length - common <= most:  # the new file replaces the old one
                 removed(other)
-        _make_room(limit)
+        keep_recent(prompt_files(), limit)  # also what a crash has left
 
     def _key(self, kind: str) -> str:
         return hashlib.sha256(f"{self._model}\n{kind}".encode()).hexdigest()[:32]
@@ -139,16 +137,6 @@ def _sequences(key: str) -> Iterator[tuple[Path, Ids]]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
-
-
-def _make_room(limit: int) -> None:
-    """Remove files that a crash has left, and the least recently used files until all take `limit` bytes."""
-    files = prompt_files()
-    for path in files:
-        with suppress(OSError):
-            if path.suffix == UNFINISHED and path.stat().st_mtime < time() - _ABANDONED:
-                path.unlink()
-    keep_recent((path for path in files if path.suffix == SAVED), limit)
 
 
 def prompts_folder() -> Path:

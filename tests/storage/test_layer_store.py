@@ -272,7 +272,7 @@ def test_manifests_that_cannot_be_meant_are_refused(manifest: Manifest) -> None:
         {"pieces": pieces[::-1]}, {"pieces": []}, {"pieces": 5},
         {"pieces": [pieces[0] | {"sha256": f"{at:064x}"} for at in range(MAX_PIECES + 1)]},
         *({"pieces": [pieces[0] | {field: value}, *pieces[1:]]} for field, value in (
-            ("size", 0), ("size", -1), ("size", 2**63), ("sha256", "../" + "a" * 61), ("first", -1), ("last", 8))),
+            ("size", 0), ("size", -1), ("sha256", "../" + "a" * 61), ("first", -1), ("last", 8))),
     )  # fmt: skip
     for changes in lies:
         with pytest.raises((LayersRefused, TypeError)):

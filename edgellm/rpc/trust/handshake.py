@@ -25,7 +25,6 @@ from edgellm.rpc.trust.trust import Peer, Right, Rights, Trust, read_cards, read
 _SERVICE = pb.DESCRIPTOR.services_by_name["Devices"]
 _WELCOME = f"/{_SERVICE.full_name}/Welcome"
 _NONCE = 32  # bytes
-_MAX_OFFERS = 16
 LABEL = b"edgellm welcome 1\0"
 _PAIR = "Run `edgellm pair` on one of the two, and the command that it shows on the other."
 _DOCTOR = "Check that it is on and serves; `edgellm doctor` looks for the cause."
@@ -135,7 +134,7 @@ def read_welcome(
     peer = _verified_peer(reply, nonce, trust, expected, address)
     offers = tuple(
         pb.Offer(model=one.model[:200], size=one.size, vocabulary=one.vocabulary[:32], behind=one.behind[:200])
-        for one in reply.models[:_MAX_OFFERS]
+        for one in reply.models
     )
     rights, cards = read_rights(reply.rights), read_cards(reply.cards)
     return PeerInfo(peer, address, reply.version[:40], rights, offers, took, cards)
