@@ -188,14 +188,6 @@ DRAIN_SECONDS = 2.0  # longest time for which a refused caller's requests are st
 QUIET_SECONDS = 0.25  # silence after which a caller is taken to await the reply
 
 
-@dataclass(slots=True, eq=False)
-class _OpenCall:
-    task: asyncio.Task[Any]
-    device: DeviceID
-    right: Right | None
-    refused: EdgeError | None = None
-
-
 class AuthInterceptor:
     """Checks the callers of a service's methods. Runs in one event loop."""
 
@@ -203,28 +195,25 @@ class AuthInterceptor:
         """Set up the checks; `notify` is called with a line for every refused call."""
         self._trust = trust
         self._notify = notify
-        self._open: set[_OpenCall] = set()
 
     def wrap(self, method: Method, right: Right | None = None) -> Method:
-        """Return `method`, restricted to paired devices with this right, or to all paired devices without `right`."""
+        """Return `method`, restricted to paired devices with this right, or to all paired devices without `right`. It
+        is ended for a device that is no longer trusted."""
 
         async def guarded(request: Any, context: Context) -> Any:
+            working: asyncio.Future[Any] | None = None
             try:
-                peer = self.check(caller_id(context), right, caller_host(context))
+                device = caller_id(context)
+                self.check(device, right, caller_host(context))
+                working = asyncio.ensure_future(method(request, context))
+                while not (await asyncio.wait({working}, timeout=RECHECK_SECONDS))[0]:
+                    self.check(device, right)
             except EdgeError as error:
+                await _stop(working)
                 await self._refuse(error, context)
-            task: Any = asyncio.current_task()
-            call = _OpenCall(task, peer.id, right)
-            self._open.add(call)
-            try:
-                return await method(request, context)
-            except asyncio.CancelledError:
-                if call.refused is None:  # the device has left
-                    raise
-                task.uncancel()
-                await self._refuse(call.refused, context)
             finally:
-                self._open.discard(call)
+                await _stop(working)
+            return working.result()
 
         return guarded
 
@@ -244,23 +233,17 @@ class AuthInterceptor:
             )
         return peer
 
-    async def watch(self) -> None:
-        """End the calls of devices that are no longer trusted, until this is cancelled."""
-        while True:
-            await asyncio.sleep(RECHECK_SECONDS)
-            for call in list(self._open):
-                if call.refused is None:
-                    try:
-                        self.check(call.device, call.right)
-                    except EdgeError as error:
-                        call.refused = error
-                        call.task.cancel()
-
     async def _refuse(self, error: EdgeError, context: Context) -> NoReturn:
         self._notify(f"Refused {caller_host(context) or 'an unknown caller'}: {error.what}")
         await drain(context)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         raise error  # abort does not return
+
+
+async def _stop(working: asyncio.Future[Any] | None) -> None:
+    if working is not None:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
 async def drain(context: Context) -> None:

@@ -136,11 +136,10 @@ class Listener:
         """Release what answering needed, once the server has ended."""
 
     async def _serve(self) -> None:
-        server, watch = new_server(), None
+        server = new_server()
         handlers = [service.handler() for service in self.services]
         if self.trust is not None and self.guard is not None:
             handlers.append(welcome_handlers(self.trust, self.guard, self._offers))
-            watch = asyncio.create_task(self.guard.watch())
         server.add_generic_rpc_handlers(handlers)
         try:
             self.address = bind(server, self.address, self.trust)
@@ -158,8 +157,6 @@ class Listener:
             self._notify(f"The {self.kind} has stopped.")
         finally:
             await server.stop(None)
-            if watch is not None:
-                watch.cancel()
             await self._release()
 
 
