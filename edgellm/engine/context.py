@@ -58,7 +58,7 @@ class Context(CachedSequences):
         self._progress: Callable[[int, int, int], None] = lambda *_: None
         room = spec.n_ctx + (MOST_PADDING if spec.reproducible else 0)
         # The last layer's output holds only rows with logits.
-        every = capture is not None and model.n_layer - 1 in (capture.stop_after, *capture.outputs)
+        every = capture is not None and capture.stop_after == model.n_layer - 1
         self._batch = LlamaBatch(opened.rows, room, planes=model.position_planes, flag_all=every)
         # The rows of a pass over so many rows of a sequence, as of a single sequence that is filled up.
         self._padded: Callable[[int], int] = (lambda n: n) if opened.padding is None else opened.padding.rows
@@ -179,8 +179,7 @@ class Context(CachedSequences):
     def inner_rows(self, n: int) -> Floats:
         """Return the output of the layer after which the graph stops for the `n` positions of the last decode, shape
         (n, n_embd), without those of padding."""
-        recorder = cast(Recorder, self.captured)
-        return recorder.output(cast(int, recorder.capture.stop_after))[:n]
+        return cast(Recorder, self.captured).output()[:n]
 
     def _entering(self, parts: Sequence[Floats], total: int) -> Floats:
         """Return `total` embedding rows as llama.cpp wants them, which may scale them before the first layer. Raise

@@ -1,4 +1,4 @@
-"""The door into a running graph: attention rows, layer outputs, and a stop after a chosen layer.
+"""The door into a running graph: attention rows, a layer's output, and a stop after that layer.
 
 llama.cpp asks about every node of the graph whether it is wanted, and shows wanted nodes once they are computed. A
 context without a capture has no callback, and pays nothing.
@@ -26,19 +26,18 @@ class Capture:
     """The rows to look at while a context decodes; layers count from 0.
 
     `attention`: layers whose attention rows are kept. They exist only without flash attention, which a context with
-    such a capture switches off. `outputs`: layers whose output rows (the residual stream after the block) are kept.
-    `stop_after`: the layer after whose output the graph stops, so that norm and head are never computed; decoding then
-    returns no logits. It must be the last captured layer, and the deeper layers' cache stays empty for these tokens.
+    such a capture switches off. `stop_after`: the layer whose output rows (the residual stream after the block) are
+    kept. The graph stops there, so that norm and head are never computed; decoding then returns no logits. It must be
+    the last captured layer, and the deeper layers' cache stays empty for these tokens.
     """
 
     attention: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
     stop_after: int | None = None
 
     def check(self, n_layer: int) -> None:
         """Raise InvalidOption where a layer does not exist, or comes after the stop."""
         last = n_layer - 1 if self.stop_after is None else self.stop_after
-        for layer in (*self.attention, *self.outputs, last):
+        for layer in (*self.attention, last):
             if not 0 <= layer < n_layer or layer > last:
                 highest = max(0, min(last, n_layer - 1))
                 raise InvalidOption(f"Layer {layer} cannot be captured.", f"Layers run from 0 to {highest}.")
@@ -143,10 +142,9 @@ class Recorder:
         self._rows = 0  # rows of the next batch
         self._to_come = 0
         self._parts: dict[bytes, list[Floats]] = {}
-        self._last = b"l_out-%d" % capture.stop_after if capture.stop_after is not None else b""
+        self._last = (b"l_out-%d" % capture.stop_after,) if capture.stop_after is not None else ()
         self.nodes = NodeCallback(self._wants, self._see)
         self.attend(slice(None))
-        self.clear()
 
     def stop(self, early: bool) -> None:
         """Have the next decodes stop after `Capture.stop_after`, or go on to the logits."""
@@ -160,18 +158,16 @@ class Recorder:
         """Keep attention to these `keys` only, from the next decode on; None: read none (in a prefill it is large)."""
         self._keys = keys
         layers = self.capture.attention if keys is not None else ()
-        outputs = (b"l_out-%d" % layer for layer in self.capture.outputs)
-        self._wanted = frozenset((*outputs, *(b"kq_soft_max-%d" % layer for layer in layers)))
+        self._wanted = frozenset((*self._last, *(b"kq_soft_max-%d" % layer for layer in layers)))
 
     def clear(self) -> None:
         """Forget the kept rows; called before every decode."""
         self._parts.clear()
-        self._asked = self._wanted | {self._last} if self.stops else self._wanted
 
     def __enter__(self) -> Self:
         """Begin a llama.cpp batch: each node that is asked for will be shown once."""
-        self._to_come = len(self._asked)
-        self.nodes.begin((self._rows, self._asked) if self._rows <= _SMALL else None)
+        self._to_come = len(self._wanted)
+        self.nodes.begin((self._rows, self._wanted) if self._rows <= _SMALL else None)
         return self
 
     def __exit__(self, *_raised: object) -> None:
@@ -201,10 +197,10 @@ class Recorder:
         """
         return self._visible
 
-    def output(self, layer: int) -> Floats:
-        """Return the output rows of a layer in the last decode, shape (tokens, n_embd). Raises EngineFailed: the layer
-        was not captured, or the graph did not show it."""
-        parts = self._kept(b"l_out-%d" % layer)
+    def output(self) -> Floats:
+        """Return the output rows of the layer `Capture.stop_after` in the last decode, shape (tokens, n_embd). Raises
+        EngineFailed: none was captured, or the graph did not show it."""
+        parts = self._kept(*self._last or (b"the output of a layer",))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _kept(self, name: bytes) -> list[Floats]:
@@ -216,14 +212,13 @@ class Recorder:
 
     def _wants(self, tensor: int) -> bool:
         # A name takes longer to look up than the question, so no name is looked up once all wanted nodes were shown.
-        return bool(self._to_come) and ggml.ggml_get_name(tensor) in self._asked
+        return bool(self._to_come) and ggml.ggml_get_name(tensor) in self._wanted
 
     def _see(self, tensor: int) -> bool:
         name: bytes = ggml.ggml_get_name(tensor)
         self._to_come -= 1
-        if name in self._wanted:
-            self._parts.setdefault(name, []).append(self._read(tensor, name))
-        return not (self.stops and name == self._last)
+        self._parts.setdefault(name, []).append(self._read(tensor, name))
+        return not (self.stops and name in self._last)
 
     def _read(self, address: int, name: bytes) -> Floats:
         node = _Tensor.from_address(address)

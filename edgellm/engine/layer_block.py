@@ -36,7 +36,7 @@ class Block:
             threads=spec.threads or hardware.threads or native.default_threads(n_params),
             flash=None if chosen else native.flash_pays(n_params, n_batch, model.offloaded),
         )  # fmt: skip
-        self._context = Context(model, opened, capture=None if head else Capture(outputs=(last,), stop_after=last))
+        self._context = Context(model, opened, capture=None if head else Capture(stop_after=last))
 
     def forward(self, given: Ids | Floats, *, start: int, seq: int = 0, outputs: int = 0) -> Floats:
         """Compute ids (n,) or rows (n, n_embd) for the positions from `start` on; drop what the cache holds from there.

@@ -327,7 +327,7 @@ class ContextSpec:
         flash = flash and not exact and not attends and not self.reproducible
         wanted = hardware.cache_type  # without flash attention, llama.cpp has no quantised values
         default = wanted is None or (wanted in QUANTISED and not flash)
-        few = model.spec.few_outputs and not (capture and capture.outputs)
+        few = model.spec.few_outputs and (capture is None or capture.stop_after is None)
         return NativeSpec(
             cells, self.n_seq, n_batch, self.threads or hardware.threads or native.default_threads(model.n_params),
             self.unified, "f32" if exact else DEFAULT_CACHE if default else str(wanted), flash,

@@ -104,7 +104,7 @@ class EarlyExitDrafter(ModelDrafter):
         last, head=True)`. A token leaves early where the probability of the likeliest token is more than `threshold`
         above that of the second; 1 means never. `layers`, of the lower shard, and `shared` as in `ModelDrafter`."""
         self._layer, self._threshold = lower.n_layer - 1, threshold
-        capture = Capture(attention=layers, outputs=(self._layer,), stop_after=self._layer)
+        capture = Capture(attention=layers, stop_after=self._layer)
         with ExitStack() as opened:
             below = opened.enter_context(Context(lower, replace(spec, whole_window=True), capture=capture))
             self._upper = Context(upper, replace(spec, whole_window=True))
@@ -153,7 +153,7 @@ class EarlyExitDrafter(ModelDrafter):
         self._recorder.stop(not head)
         start = self._context.length()
         logits = self._context.decode(ids)
-        self._rows[start : start + len(ids)] = self._recorder.output(self._layer)
+        self._rows[start : start + len(ids)] = self._recorder.output()
         return logits
 
     def _run_upper(self, outputs: int) -> Floats:

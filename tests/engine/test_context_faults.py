@@ -63,14 +63,14 @@ def test_an_interrupt_changes_nothing(context: Context, monkeypatch: pytest.Monk
 def test_a_stop_is_heard_in_a_graph_and_changes_nothing(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, stop = some_ids(40), Stop()
     layers = tuple(range(exact_model.n_layer))
-    with Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(outputs=layers)) as context:
+    with Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=layers)) as context:
         recorder = context.captured
         assert recorder is not None
         read, shown = recorder._read, []
 
         def stopping(address: int, name: bytes) -> Floats:
             shown.append(name)
-            if name == b"l_out-2":
+            if name == b"kq_soft_max-2":
                 stop.set()
             return read(address, name)
 
@@ -79,7 +79,7 @@ def test_a_stop_is_heard_in_a_graph_and_changes_nothing(exact_model: Model, monk
         monkeypatch.setattr(recorder, "_read", stopping)
         with pytest.raises(Stopped):
             context.decode(ids[10:])
-        assert shown == [b"l_out-0", b"l_out-1", b"l_out-2"]
+        assert shown == [b"kq_soft_max-0", b"kq_soft_max-1", b"kq_soft_max-2"]
         assert context.length() == 10
         with pytest.raises(Stopped):
             context.decode(ids[10:])  # it stays set

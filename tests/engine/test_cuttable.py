@@ -233,12 +233,12 @@ def test_a_head_behind_any_layer(tmp_path: Path, f32_pair: tuple[Path, Path]) ->
     with (
         Model.load(path) as model,
         Model.load(tmp_path / "exit.gguf") as shard,
-        Context(model, ContextSpec(n_ctx=16, threads=1), capture=Capture(outputs=(2,))) as whole,
+        Context(model, ContextSpec(n_ctx=16, threads=1), capture=Capture(stop_after=2)) as whole,
         Context(shard, ContextSpec(n_ctx=16, threads=1)) as short,
     ):
         whole.decode(ids)
         assert whole.captured is not None
-        rows = whole.captured.output(2)
+        rows = whole.captured.output()
         tensors = {t.name: t.data for t in read_gguf(path).tensors}
         epsilon = float(str(model.header.metadata["llama.attention.layer_norm_rms_epsilon"]))
         normed = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + epsilon) * tensors["output_norm.weight"]

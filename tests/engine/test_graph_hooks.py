@@ -59,14 +59,14 @@ def test_only_what_was_asked_for_is_there(draft_model: Model) -> None:
             seen.attention(1)  # nothing decoded yet
         context.decode(IDS)
         seen.attention(1)
-        for call in (lambda: seen.attention(0), lambda: seen.output(1)):
+        for call in (lambda: seen.attention(0), lambda: seen.output()):
             with pytest.raises(EngineFailed, match="did not capture"):
                 call()
 
 
 @pytest.mark.parametrize(
     "capture",
-    [Capture(attention=(99,)), Capture(outputs=(-1,)), Capture(outputs=(3,), stop_after=2), Capture(stop_after=99)],
+    [Capture(attention=(99,)), Capture(stop_after=-1), Capture(attention=(3,), stop_after=2), Capture(stop_after=99)],
 )
 def test_layers_must_exist(draft_model: Model, capture: Capture) -> None:
     with pytest.raises(InvalidOption, match="cannot be captured"):
@@ -74,7 +74,7 @@ def test_layers_must_exist(draft_model: Model, capture: Capture) -> None:
 
 
 def test_what_goes_wrong_in_the_callback_is_raised(draft_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(outputs=(1,))) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(stop_after=1)) as context:
         context.decode(IDS[:5])
 
         def broken(*_: object) -> Floats:
@@ -86,13 +86,13 @@ def test_what_goes_wrong_in_the_callback_is_raised(draft_model: Model, monkeypat
                 context.decode(IDS[5:])
         assert context.length() == 5
         context.decode(IDS[5:])
-        assert recorder(context).output(1).shape[0] == len(IDS) - 5
+        assert recorder(context).output().shape[0] == len(IDS) - 5
 
 
 @pytest.mark.parametrize("n_batch", [512, 16])
 @pytest.mark.parametrize("unified", [True, False])
 def test_attention_to_some_keys_alone_or_to_none(draft_model: Model, unified: bool, n_batch: int) -> None:
-    capture = Capture(attention=(1, 6), outputs=(3,))
+    capture = Capture(attention=(1, 6), stop_after=6)
     with Context(
         draft_model, ContextSpec(n_ctx=300, n_seq=2, threads=1, n_batch=n_batch, unified=unified), capture=capture
     ) as context:
@@ -114,7 +114,7 @@ def test_attention_to_some_keys_alone_or_to_none(draft_model: Model, unified: bo
         seen.attend(None)
         context.clear()
         context.decode(IDS)
-        assert seen.output(3).shape == (len(IDS), draft_model.n_embd)
+        assert seen.output().shape == (len(IDS), draft_model.n_embd)
         with pytest.raises(EngineFailed, match="kq_soft_max-1"):
             seen.attention(1)
         seen.attend(slice(None))
@@ -125,19 +125,19 @@ def test_attention_to_some_keys_alone_or_to_none(draft_model: Model, unified: bo
 def test_the_stop_can_be_lifted_and_set_again(exact_model: Model) -> None:
     last = exact_model.n_layer - 1
     for stop in (0, 2, last):
-        capture = Capture(outputs=(stop,), stop_after=stop)
+        capture = Capture(stop_after=stop)
         with (
             Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=capture) as context,
             Context(exact_model, ContextSpec(n_ctx=64, threads=1)) as plain,
         ):
             assert context.decode(IDS[:9]).shape[0] == 0
-            rows = recorder(context).output(stop).copy()
+            rows = recorder(context).output().copy()
             context.clear()
             recorder(context).stop(False)
             np.testing.assert_allclose(
                 context.decode(IDS[:9], outputs=2), plain.decode(IDS[:9], outputs=2), rtol=0, atol=1e-4
             )
-            np.testing.assert_allclose(recorder(context).output(stop), rows, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(recorder(context).output(), rows, rtol=0, atol=1e-5)
             recorder(context).stop(True)
             assert context.decode(IDS[:9]).shape[0] == 0
 

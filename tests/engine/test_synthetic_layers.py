@@ -59,11 +59,11 @@ def test_layers_of_every_quantisation_compute_numbers(wide: Path, name: str, tmp
     rows = np.random.default_rng(0).standard_normal((5, 256), dtype=np.float32)
     with (
         Model.load(path) as model,
-        Context(model, ContextSpec(n_ctx=16, threads=1), capture=Capture(outputs=(1,), stop_after=1)) as context,
+        Context(model, ContextSpec(n_ctx=16, threads=1), capture=Capture(stop_after=1)) as context,
     ):
         context.decode_embeddings(rows)
         assert context.captured is not None
-        out = context.captured.output(1)
+        out = context.captured.output()
         assert np.isfinite(out).all()
         assert 0.0 < np.abs(out - rows).max() < 1e6
 

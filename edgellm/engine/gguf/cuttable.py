@@ -3,7 +3,7 @@ llama.cpp has to be told of a part.
 
 A part that begins at layer 0 takes token ids. Every other part takes the output rows of the layer before it
 (`Context.decode_embeddings`) and carries no vocabulary. A part with a head ends in logits, whatever its last layer; a
-part without one is read with `Capture(outputs=..., stop_after=...)`. A chain of all parts computes the same as the
+part without one is read with `Capture(stop_after=...)`. A chain of all parts computes the same as the
 whole model.
 
 A part's layers are counted from 0 again, and some of llama.cpp's graphs ask which number a layer has, or how many there
