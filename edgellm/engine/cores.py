@@ -155,10 +155,8 @@ def computation(threads: int) -> AbstractContextManager[int]:
     return nullcontext(threads) if found is None else found.of(threads)
 
 
-MIN_CPU_SHARE = 0.85
-"""Share of the wanted processor time below which other programs are assumed if threads stood in line for a core."""
-MIN_DELAY_SHARE = 0.1
-"""Least share of the wanted time that threads then stood in line."""
+MIN_DELAY_SHARE = 0.15
+"""Share of the wanted processor time above which other programs are assumed if threads stood in line for a core."""
 _MOSTLY = 0.5  # least share of a window spent computing, to judge it
 _RETRY_COST = 50  # time until all threads are tried again if the system is crowded, in durations of the last try
 MAX_RUNNING = 2
@@ -204,8 +202,7 @@ class Crowding:
 
     def _judge(self, threads: int, elapsed: int, got: int, waited: int) -> None:
         """Set the limit by a window in which the process `got` processor time, and its threads `waited` for a core."""
-        wanted = threads * elapsed
-        if got < MIN_CPU_SHARE * wanted and waited > MIN_DELAY_SHARE * wanted:
+        if waited > MIN_DELAY_SHARE * threads * elapsed:
             self._limit = max(1, min(threads - 1, int(got / elapsed + 0.1)))
             self._retry_at = self._began + _RETRY_COST * elapsed
 

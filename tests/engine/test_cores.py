@@ -194,7 +194,7 @@ class Machine:
         used = self.crowding.limit(threads, self.now)
         self.now += 100 * MS
         self.cpu += int(cores * 100 * MS)
-        self.delay += int(in_line * 100 * MS)
+        self.delay += int(min(in_line, max(0.0, used - cores)) * 100 * MS)  # fewer threads do not stand in line
         if used > 1:
             self.crowding.observe(used, 100 * MS, self.now)
         return used

@@ -77,7 +77,7 @@ def test_passes_are_timed_for_more_and_more_tokens(wide: Path, tmp_path: Path, m
     assert rows == (1, 4, 16)
     assert all(taken > 0 for taken in seconds)
     assert "computing 16 tokens" in doing
-    monkeypatch.setattr(timing, "_PASS_MOST", 0.0)  # as on a device that takes ages
+    monkeypatch.setattr(timing, "_ROUND_MOST", 0.0)  # as on a device that takes ages
     assert time_passes([tmp_path / "blocks.gguf"], blocks, Hardware(threads=1))[0] == (1,)
 
 

@@ -31,7 +31,7 @@ from edgellm.errors import InvalidOption, ModelUnsupported
 ENOUGH = 192 * 2**20  # bytes of weights: more than a processor's caches hold
 HEADER_MOST = 2**20  # bytes
 ROWS = tuple(2**power for power in range(10))
-_PASS_MOST, _ROUND_MOST = 1.5, 10.0  # seconds
+_ROUND_MOST = 10.0  # seconds
 _SPELL = 0.25  # least seconds of a measurement
 _ROUNDS = 4  # most measurements, apart in time because other load comes and goes; two that agree are enough
 
@@ -113,8 +113,8 @@ def time_passes(
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:  # fmt: skip
     """Return growing numbers of tokens, and the least seconds of a pass of each through one layer.
 
-    The layers are computed where `hardware` puts them, file by file of `paths`, as by a stage that has them. Once a
-    number takes a device too long, larger numbers are not tried. Raises as `Model.load`.
+    The layers are computed where `hardware` puts them, file by file of `paths`, as by a stage that has them. Larger
+    numbers are not tried once that takes a device too long. Raises as `Model.load`.
     """
     rng = np.random.default_rng(1)
     best: dict[int, float] = {}
@@ -132,7 +132,7 @@ def time_passes(
         until = time.perf_counter() + _ROUND_MOST
         for rows in ROWS:
             best[rows] = timed(rows)
-            if best[rows] > _PASS_MOST or time.perf_counter() > until:
+            if time.perf_counter() > until:
                 break
         samples = {rows: [taken] for rows, taken in best.items()}
         best = minimum_times(timed, tuple(best), rounds=_ROUNDS - 1, seconds=_ROUND_MOST, samples=samples)

@@ -26,7 +26,6 @@ _MAX_UNIQUE, _MAX_LISTED = 6, 500  # values of an array of unique items, and the
 _MAX_FORMS = (
     2000  # remainders of multipleOf: a mask costs a step for each; arrays of unique items: six values make 1,957
 )
-_MAX_AHEAD = 1000  # characters of a pattern that may have look-aheads
 _MAX_OPTIONAL = 900  # optional properties of an object: the next name costs four steps for each
 _MAX_COMPARED = 64  # alternatives of a oneOf, each compared with all others
 _MOST = {"minLength": 100_000, "minItems": 1000}  # limits: more fits no context
@@ -46,8 +45,9 @@ _OF_REFERENCE = "#/%~!$&'()*+,;=:@?"  # characters of a URI; names of types also
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OPEN_BOUNDS = (("exclusiveMinimum", "minimum", 1e-6, max), ("exclusiveMaximum", "maximum", -1e-6, min))
 _MERGED = {"allOf", "anyOf", "oneOf", "$ref"}  # keywords that are merged with those beside them
-_AHEAD = re.compile(r"\^((?:\(\?=(?:[^()\\\[]|\\.|\[[^]]*\])*\))+)([^|]*)", re.DOTALL)
-_ONE_AHEAD = re.compile(r"\(\?=((?:[^()\\\[]|\\.|\[[^]]*\])*)\)", re.DOTALL)
+# Neither of the two goes back where it fails, so a hostile pattern takes no longer than its length.
+_AHEAD = re.compile(r"\^((?:\(\?=(?:[^()\\\[]|\\.|\[[^]]*+\])*+\))++)([^|]*+)", re.DOTALL)
+_ONE_AHEAD = re.compile(r"\(\?=((?:[^()\\\[]|\\.|\[[^]]*+\])*+)\)", re.DOTALL)
 _AROUND = re.compile(r"\(\?<?[=!]")
 _SAME = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$"}  # pydantic's Decimal, without look-ahead
 
@@ -261,7 +261,7 @@ class _Preparation:
             self.unkept.add(f"format.{name}")
         if isinstance(pattern := made.get("pattern"), str):
             pattern = _SAME.get(pattern, pattern)
-            if len(pattern) <= _MAX_AHEAD and (split := _AHEAD.fullmatch(pattern)):
+            if split := _AHEAD.fullmatch(pattern):
                 patterns += [f"^(?:{ahead})" for ahead in _ONE_AHEAD.findall(split[1])]
                 pattern = f"^{split[2]}"
             if patterns and _AROUND.search(pattern):  # zod repeats a format as a pattern
