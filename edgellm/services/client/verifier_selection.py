@@ -1,7 +1,6 @@
 """`--verifier auto`: the best of the paired devices that verify for the draft model, and why; and the tokenizer of a
 verifier on another device: fetched once, checked, and kept by its hash."""
 
-import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from edgellm.engine.gguf.writer import MAX_TOKENIZER
 from edgellm.engine.model import load_tokenizer
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import READ_TIMEOUT_SECONDS, TOKENIZER, run_in_network_loop
-from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, probe_port, shared_networks
+from edgellm.rpc.discovery.interfaces import chosen_hosts, shared_networks
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import parse_message
@@ -115,8 +114,6 @@ def choose_verifier(
             results.append(ProbeResult(info.peer, info, None))
             wanted[info.peer.id] = model
     asleep = [one for peer in peers if wakes and (one := _sleeper(peer, vocabulary, wanted.get(peer.id, ""), wakes))]
-    if asleep and len(asleep) == len(peers) and not results and _silent(peers):
-        return asleep[0]
     if peers:
         near = chosen_hosts() if hosts is None else hosts
         # A sleeper is looked for while the draft model writes.
@@ -127,9 +124,11 @@ def choose_verifier(
         suitable += candidates
         if not candidates:
             unsuitable.append(f"{result.peer.name} {why_not}")
-    off = [result.peer.id for result in results if isinstance(result.error, errors.VerifierUnreachable)]
-    on = [result.peer.id for result in results if isinstance(result.error, NothingListens)]
-    if not suitable and (woken := [one for one in asleep if one.device in off and one.device not in on]):
+    on = {
+        result.peer.id for result in results
+        if not isinstance(result.error, errors.VerifierUnreachable) or isinstance(result.error, NothingListens)
+    }  # fmt: skip
+    if not suitable and (woken := [one for one in asleep if one.device not in on]):
         return woken[0]
     if not suitable:
         raise errors.VerifierUnreachable(
@@ -142,16 +141,6 @@ def choose_verifier(
     rest = "; ".join([*(f"{other.info.peer.name}: {other}" for other in others), *unsuitable])
     reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {chosen}."
     return Chosen(chosen.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
-
-
-def _silent(peers: Sequence[Peer]) -> bool:
-    """Return whether nothing listens or refuses where devices were seen: they sleep, or are off or elsewhere. This
-    takes a second, and a greeting without an answer three."""
-
-    async def states() -> list[PortState]:
-        return await asyncio.gather(*(probe_port(address) for peer in peers for address in peer.addresses))
-
-    return {PortState.SILENT, PortState.UNKNOWN}.issuperset(run_in_network_loop(states()).result())
 
 
 def _sleeper(peer: Peer, vocabulary: str, wanted: str, least: TokenizerFit) -> Chosen | None:
