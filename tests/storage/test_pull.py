@@ -44,7 +44,8 @@ def test_a_partial_file_that_is_too_long_is_dropped(hub: Hub, cache: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("lie", "said"), [(-5, ""), (100, "200128 bytes, but 100 were"), (10**7, "but 10000000 were"), (10**400, "")]
+    ("lie", "said"),
+    [(-5, ""), (100, "200128 bytes of tiny-Q4_K_M.gguf, but 100 were"), (10**7, "but 10000000 were"), (10**400, "")],
 )
 def test_a_size_that_does_not_hold_is_refused(hub: Hub, cache: Path, lie: int, said: str) -> None:
     hub.announce = lie
@@ -99,7 +100,7 @@ def test_offline_is_respected(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_disk_that_fills_up_keeps_what_has_arrived(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     receive = download._receive
 
-    def full(*asked: Any) -> Iterator[int]:
+    def full(*asked: Any) -> Iterator[None]:
         yield next(receive(*asked))
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -144,7 +145,7 @@ def test_names_that_are_no_names_are_left_out(hub: Hub, siblings: object) -> Non
 )
 def test_names_that_no_file_may_have_are_refused(hub: Hub, name: str) -> None:
     hub.repos[REPO] = {name: tiny_gguf()}
-    with pytest.raises(PullFailed, match="is invalid"):
+    with pytest.raises(PullFailed, match=r"is invalid|cannot be written: File name too long\."):
         pull(REPO)
 
 

@@ -9,7 +9,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -40,7 +39,6 @@ _MAX_SIZE = 10**18 - 1  # bytes of a file
 _ERROR_HEADERS = ("x-error-code", "x-error-message")
 _PLAIN = {"Accept-Encoding": "identity"}
 ATTEMPTS = 5  # attempts in a row without a new byte
-_SIZE = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +122,11 @@ class RemoteFile:
 
 
 OnTransfer: TypeAlias = Callable[[Transfer], None]
-Progress = Callable[[int, int], None]
-"""Is told how many bytes of a file are here, and how many of them have come just now."""
 
 
-def download(remote: RemoteFile, headers: Mapping[str, str], partial: Path, progress: Progress) -> None:
-    """Download the rest of `remote` into `partial`, and check size and SHA-256; try again after a cut connection."""
+def download(remote: RemoteFile, headers: Mapping[str, str], partial: Path, progress: Callable[[], None]) -> None:
+    """Download the rest of `remote` into `partial`, and check size and SHA-256; try again after a cut connection. Call
+    `progress` whenever bytes have come."""
     try:
         with partial.open("ab") as file:
             if file.tell() > remote.size:
@@ -151,14 +148,14 @@ def download(remote: RemoteFile, headers: Mapping[str, str], partial: Path, prog
         )
 
 
-def _receive_all(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO, progress: Progress) -> None:
+def _receive_all(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO, progress: Callable[[], None]) -> None:
     failures = 0
     while file.tell() < remote.size:
         reason = "the connection was closed"
         try:
-            for count in _receive(remote, headers, file):
+            for _ in _receive(remote, headers, file):
                 failures = 0
-                progress(file.tell(), count)
+                progress()
         except HfHubHTTPError as error:
             status = error.response.status_code
             reason = f"the server answered {status}"
@@ -176,17 +173,17 @@ def _receive_all(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO,
             time.sleep(min(2.0 ** (failures - 1), 8.0))
 
 
-def _receive(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO) -> Iterator[int]:
+def _receive(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO) -> Iterator[None]:
     offset, timeout = file.seek(0, os.SEEK_END), constants.HF_HUB_DOWNLOAD_TIMEOUT
     asked = {**headers, **_PLAIN, **({"Range": f"bytes={offset}-"} if offset else {})}
     with get_session().stream("GET", remote.url, headers=asked, timeout=timeout) as response:
         raise_for_status(response)
         if offset and response.status_code != 206:  # the server sends everything again
             offset = _restart(file)
-        length = response.headers.get("Content-Length", "")
-        if _SIZE.fullmatch(length) and offset + int(length) != remote.size:
+        offered, announced = response.headers.get("Content-Length", ""), str(remote.size - offset)
+        if offered not in ("", announced):
             raise PullFailed(
-                f"The server offers {offset + int(length)} bytes, but {remote.size} were announced.",
+                f"The server offers {offered[:20]} bytes of {remote.name}, but {announced} were announced.",
                 "The file may have changed on the hub: pull it again.",
             )
         # Take blocks as they come: with a fixed size, a half-filled block would be lost with the connection.
@@ -194,7 +191,8 @@ def _receive(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO) -> 
             if file.tell() + len(block) > remote.size:
                 raise PullFailed(f"The server sent more than the {remote.size} bytes it announced.", "Pull it again.")
             file.write(block)
-            yield len(block)
+            file.flush()
+            yield
 
 
 def _restart(file: BinaryIO) -> int:

@@ -44,7 +44,6 @@ _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _LIBRARY = "edgellm"
-_MAX_NAME, _MAX_PATH = 255, 1_024  # bytes
 _AGAIN = "Check the network, then pull again; the downloaded part is kept."
 _MAX_REASON = 300  # characters of what the hub says
 
@@ -137,7 +136,7 @@ def _ask(name: HubName) -> DownloadPlan:
     with suppress(InvalidOption):  # the hub redirects from an old name of a repository
         now = model_files.parse_hub_name(listing.repo_id).repo_id
         renamed = now if now != name.repo_id else ""
-    if all(path.is_file() for path in paths):
+    if all(map(os.path.isfile, paths)):  # False for a name that the system does not accept
         return DownloadPlan(files=_here(paths, choice.files), reason=choice.reason, path=paths[0],
                             warning=choice.warning, renamed=renamed)  # fmt: skip
     where = replace(name, revision=listing.commit)
@@ -183,33 +182,31 @@ def _download(name: HubName, commit: str, files: Sequence[RemoteFile], progress:
     except Timeout as error:
         raise PullFailed(f"{name} is being pulled by another process.", "Wait until it is done.") from error
     except OSError as error:
-        raise PullFailed(f"The cache {folder} cannot be written: {error}.", "Check its permissions.") from error
+        raise PullFailed(
+            f"The cache {folder} cannot be written: {error.strerror or error}.", "Check its permissions."
+        ) from error
 
 
 def _complete(name: HubName, files: Sequence[RemoteFile], blobs: Path, progress: OnTransfer) -> int:
-    total, here = sum(file.size for file in files), [_arrived(file, blobs) for file in files]
-    check_space(blobs, total - sum(here))
-    headers, resumed, sent = build_hf_headers(library_name=_LIBRARY), sum(here), 0
-    for number, file in enumerate(files):
+    total, here = sum(file.size for file in files), sum(_arrived(file, blobs) for file in files)
+    check_space(blobs, total - here)
+
+    def arrived() -> None:
+        done = sum(_arrived(file, blobs) for file in files)
+        progress(Transfer(done, total, min(here, done)))
+
+    for file in files:
         blob, unfinished = blobs / file.etag, blobs / f"{file.etag}.incomplete"
-        if blob.exists():
-            continue
-        others = sum(one.size for one in files[:number]) + sum(here[number + 1 :])
-
-        def on_progress(arrived: int, came: int, others: int = others) -> None:
-            nonlocal sent
-            sent += came
-            progress(Transfer(others + arrived, total, min(resumed, others + arrived)))
-
-        try:
-            download(file, headers, unfinished, on_progress)
-        except errors.HfHubHTTPError as error:
-            raise _denied(name, error) from error
-        _check(file, [unfinished], len(files))
-        unfinished.replace(blob)
+        if not blob.exists():
+            try:
+                download(file, build_hf_headers(library_name=_LIBRARY), unfinished, arrived)
+            except errors.HfHubHTTPError as error:
+                raise _denied(name, error) from error
+            _check(file, [unfinished], len(files))
+            unfinished.replace(blob)
     if len(files) > 1:
         _check(files[0], [blobs / file.etag for file in files], len(files), linked_blobs(blobs.parent))
-    return sent
+    return total - here
 
 
 def _link(name: HubName, commit: str, files: Sequence[RemoteFile], folder: Path) -> Path:
@@ -299,6 +296,4 @@ def _denied(name: HubName, error: errors.HfHubHTTPError) -> EdgeError:
 
 
 def _is_inside(file: str) -> bool:
-    if len(file.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_NAME for part in file.split("/")):
-        return False
     return not file.startswith("/") and "\\" not in file and not {"", ".", ".."} & set(file.split("/"))
