@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -56,10 +56,25 @@ def method(name: str) -> str:
 
 async def ask(channel: grpc.aio.Channel, call: str, name: str, request: Message, reply: type[M], seconds: float) -> M:
     """Return the reply of the device `name` to a `call` with one answer. Raise the device's error, or DeviceLost."""
-    with call_errors(name):
-        return parse_message(
-            reply, await channel.unary_unary(method(call), None, bytes)(request.SerializeToString(), timeout=seconds)
-        )
+    try:
+        answer = await channel.unary_unary(method(call), None, bytes)(request.SerializeToString(), timeout=seconds)
+    except grpc.aio.AioRpcError as error:
+        raise _refusal(error.code().name, error.details() or "", name) from None
+    return parse_message(reply, answer)
+
+
+def _refusal(status: str, text: str, name: str) -> EdgeError:
+    """Return the error that the other side, `name`, gave as the status of a call, or DeviceLost."""
+    what, _, step = text.partition("\n")
+    if status == "UNIMPLEMENTED":
+        return ProtocolError(f"{name} does not store layers.", "Start a worker there: edgellm serve --role worker")
+    if status == "PERMISSION_DENIED":
+        return NotPermitted(f"{name} refuses: {what}", step or "Ask the device's owner for the right.")
+    if kind := _ERRORS.get(status):
+        return kind(f"{name}: {what}", step or "Check the messages on that device.")
+    return DeviceLost(
+        f"The connection to {name} was lost ({status.lower()}: {what}).", "Try again; what has arrived there is kept."
+    )
 
 
 def write_pieces(pieces: Iterable[LayerPiece]) -> list[pb.Piece]:
@@ -117,29 +132,6 @@ def read_places(indices: Sequence[int], manifest: Manifest) -> list[int]:
     if not found or found != sorted(set(found)) or found[-1] >= len(manifest.pieces):
         raise ProtocolError(f"The list of wanted pieces is invalid: {found[:20]}.", SAME_VERSION)
     return found
-
-
-@contextmanager
-def call_errors(name: str) -> Iterator[None]:
-    """Raise the status of a failed call to `name` as an error of ours."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code().name, error.details() or "", name) from None
-
-
-def error_from_status(status: str, text: str, name: str) -> EdgeError:
-    """Return the error that the other side, `name`, gave as the status of a call, or DeviceLost."""
-    what, _, step = text.partition("\n")
-    if status == "UNIMPLEMENTED":
-        return ProtocolError(f"{name} does not store layers.", "Start a worker there: edgellm serve --role worker")
-    if status == "PERMISSION_DENIED":
-        return NotPermitted(f"{name} refuses: {what}", step or "Ask the device's owner for the right.")
-    if kind := _ERRORS.get(status):
-        return kind(f"{name}: {what}", step or "Check the messages on that device.")
-    return DeviceLost(
-        f"The connection to {name} was lost ({status.lower()}: {what}).", "Try again; what has arrived there is kept."
-    )
 
 
 Cut = Callable[[LayerPiece], Iterator[bytes | memoryview]]
@@ -201,7 +193,10 @@ async def upload(
                 blocks = _blocks(cut(piece), offset)
             block = await asyncio.to_thread(next, blocks, b"")
             if not block or offset + len(block) > piece.size:
-                raise LayersCorrupt(f"{str(piece).capitalize()} has changed on this device.", _CHANGED)
+                raise LayersCorrupt(
+                    f"{str(piece).capitalize()} has changed on this device.",
+                    "Deploy the model again: its file has changed.",
+                )
             await limiter.take(len(block))
             portion = pb.Portion(piece=_write_piece(piece), offset=offset, data=block)
             offset, sent = offset + len(block), sent + len(block)
@@ -222,9 +217,6 @@ def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes
             del buffer[:PORTION]
     if buffer:
         yield bytes(buffer)
-
-
-_CHANGED = "Deploy the model again: its file has changed."
 
 
 @dataclass(frozen=True, slots=True)

