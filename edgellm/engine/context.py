@@ -307,9 +307,7 @@ def _fits(model: Model, spec: NativeSpec, inner: Capture | None, padding: Paddin
     if part and padding.least == 1:
         return False
     known = 0.02 * np.random.default_rng(1).standard_normal((TRIED_ROWS, model.n_embd), dtype=np.float32)
-    tried = ContextSpec(
-        TRIED_ROWS, n_batch=TRIED_ROWS, threads=spec.threads, exact=spec.exact, reproducible=True, padding=padding
-    )
+    tried = ContextSpec(TRIED_ROWS, n_batch=TRIED_ROWS, threads=spec.threads, reproducible=True, padding=padding)
     with Context(model, tried, capture=inner) as context:
 
         def decode(ids: Ids, position: int, outputs: int) -> Floats:

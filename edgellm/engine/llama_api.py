@@ -143,7 +143,7 @@ def load_model(
 @dataclass(frozen=True, slots=True)
 class NativeSpec:
     """A native context of `positions` in all `sequences`, `n_ctx` each at most, that decodes up to `rows` rows at once.
-    `exact` as in `ContextSpec`; passes have the `padding`.
+    Passes have the `padding`.
 
     `snapshots` of a recurrent state are kept of a sequence. `whole_window`: cells outside a sliding window are kept.
     `outputs`: the most rows of logits of a batch, beyond which llama.cpp ends the process; 0: all rows. `mtp`: a
@@ -164,7 +164,6 @@ class NativeSpec:
     mtp: bool = False
     embeddings: bool = False
     n_ctx: int = 0
-    exact: bool = False
     padding: Padding | None = None
 
 

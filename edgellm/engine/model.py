@@ -257,10 +257,10 @@ class ContextSpec:
     faster for many unrelated sessions. With `spare` a unified buffer has `n_ctx + spare` cells instead of room for all
     sequences in full: enough for one sequence and its branches, which share its cells.
 
-    `exact` keeps the cache in float32 and does without flash attention, so that logits do not depend on how the ids
+    The cache of a model in float32 is in float32, without flash attention, so that logits do not depend on how the ids
     were batched (1e-5 of the largest; flash attention on a CPU rounds to 16 bits, and differently for other batch sizes
-    and, with single rows, for other numbers of threads: 1e-3). By default for a model in float32. `flash`: flash
-    attention, by default where it pays and is possible.
+    and, with single rows, for other numbers of threads: 1e-3). `flash`: flash attention, by default where it pays and
+    is possible.
 
     `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the end of a
     batch can be rolled back at once; otherwise checkpoints are saved to roll back to. `speculates`: the
@@ -275,7 +275,6 @@ class ContextSpec:
     threads: int | None = None
     unified: bool = True
     spare: int | None = None
-    exact: bool | None = None
     flash: bool | None = None
     rolls_back: bool = False
     speculates: bool = False
@@ -319,7 +318,7 @@ class ContextSpec:
         n_batch = max(self.n_seq, min(n_batch, cells))
         if self.reproducible:  # a whole batch needs no padding
             n_batch = max(MOST_PADDING * self.n_seq, n_batch // MOST_PADDING * MOST_PADDING)
-        exact = model.header.is_f32 if self.exact is None else self.exact
+        exact = model.header.is_f32
         flash = hardware.flash_attn if self.flash is None else self.flash
         if flash is None:
             quantised = hardware.cache_type in QUANTISED and not exact
@@ -334,5 +333,5 @@ class ContextSpec:
             snapshots=snapshots_that_fit(model.header, self.n_seq) if self.rolls_back else 0,
             whole_window=self.whole_window or self.reproducible,
             outputs=output_rows(self.n_seq, n_batch) if few else 0,
-            n_ctx=self.n_ctx, exact=exact,
+            n_ctx=self.n_ctx,
         )  # fmt: skip

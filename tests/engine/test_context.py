@@ -10,17 +10,6 @@ from tests.engine.logits import CLOSE, difference, one_by_one, some_ids
 from tests.watching import calls_of
 
 
-def test_contexts_of_quantised_weights_are_exact_where_that_is_asked_for(draft_model: Model) -> None:
-    ids = some_ids(40)
-    with Context(draft_model, ContextSpec(n_ctx=8)) as usual:
-        assert not usual.spec.exact
-    with Context(draft_model, ContextSpec(n_ctx=64, threads=1, exact=True)) as context:
-        single = np.concatenate([context.decode(ids[i : i + 1]).copy() for i in range(40)])
-        context.clear()
-        # the weights' own 8-bit products stay: they do not depend on the batch either
-        assert difference(context.decode(ids, outputs=40), single) < CLOSE
-
-
 def test_what_exceeds_a_batch_is_split(exact_model: Model) -> None:
     ids = some_ids(50)
     reference = one_by_one(exact_model, ids)

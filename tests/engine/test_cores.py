@@ -163,7 +163,7 @@ def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
     ids = (np.arange(32) % 400 + 300).astype(np.int32)
     mine = Computation(shared)
     monkeypatch.setattr(cores, "computation", mine.of)
-    with Other(shared) as chat, Context(verifier_model, ContextSpec(n_ctx=64, threads=2, exact=True)) as context:
+    with Other(shared) as chat, Context(verifier_model, ContextSpec(n_ctx=64, threads=2)) as context:
         alone = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
         assert context.native.threads_used == context.native.threads == 2
         context.clear()

@@ -17,17 +17,16 @@ def recorder(context: Context) -> Recorder:
     return context.captured
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_one_attention_row_per_layer_and_token(draft_model: Model, exact: bool) -> None:
-    layers = tuple(range(draft_model.n_layer))
-    with Context(
-        draft_model, ContextSpec(n_ctx=64, threads=1, exact=exact), capture=Capture(attention=layers)
-    ) as context:
+@pytest.mark.parametrize("name", ["draft_model", "exact_model"])
+def test_one_attention_row_per_layer_and_token(request: pytest.FixtureRequest, name: str) -> None:
+    model: Model = request.getfixturevalue(name)
+    layers = tuple(range(model.n_layer))
+    with Context(model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=layers)) as context:
         context.decode(IDS)
         seen = recorder(context)
         for layer in layers:
             rows = seen.attention(layer)
-            heads = draft_model.header.number("attention.head_count")
+            heads = model.header.number("attention.head_count")
             assert rows.shape[:2] == (heads, len(IDS))
             np.testing.assert_allclose(rows.sum(axis=2), 1.0, atol=1e-5)
             assert not np.triu(rows[:, :, : len(IDS)], k=1).any()  # nobody looks ahead
