@@ -21,7 +21,7 @@ from edgellm.rpc.channel import first_of, run_in_network_loop
 from edgellm.rpc.link import WORKER_TIMING, Endpoint, ServiceLink, lost
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
-from edgellm.rpc_engine.backend import HOST, STARTING_SECONDS, is_at
+from edgellm.rpc_engine.backend import HOST, is_at
 from edgellm.services.mesh_codec import check_engine
 
 RPC_CONTRACT = pb.DESCRIPTOR.services_by_name["RpcEngine"]
@@ -160,7 +160,6 @@ class RpcPort:
         listener = await asyncio.start_server(connected, HOST, 0, limit=MAX_BUFFER)
         link = self._link
         link.send(pb.RpcOrder(begin=self.begin).SerializeToString())
-        latest = monotonic() + 1.5 * STARTING_SECONDS  # the worker says it itself before that
 
         def take(data: bytes) -> None:
             expected = "beat" if serving.done() else "serving"
@@ -171,8 +170,6 @@ class RpcPort:
                 serving.set_result(listener.sockets[0].getsockname()[1])
 
         def beat(waited: float) -> None:
-            if not serving.done() and monotonic() > latest:
-                raise TimeoutError
             if serving.done() and (trouble := link.trouble(waited)):
                 raise lost(f"{self.name} at {self._endpoint.address} {trouble}.")
 

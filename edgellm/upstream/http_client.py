@@ -59,14 +59,10 @@ class ServerURL:
         return cls(found["origin"].lower() + path, model)
 
     @property
-    def host(self) -> str:
-        """Return the server's name or address."""
-        return urlsplit(self.base).hostname or ""
-
-    @property
     def is_loopback(self) -> bool:
         """Return whether the server is on this machine."""
-        return self.host == "localhost" or Address(self.host, 0).loopback
+        host = urlsplit(self.base).hostname or ""
+        return host == "localhost" or Address(host, 0).loopback
 
     @property
     def is_encrypted(self) -> bool:

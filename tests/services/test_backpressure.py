@@ -84,7 +84,7 @@ def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
         deaf.stop()
 
 
-@pytest.mark.parametrize(("estimate", "told"), [(0.3211, 322), (0.0, 50), (1e9, MAX_BUSY_MS)])
+@pytest.mark.parametrize(("estimate", "told"), [(0.3211, 322), (0.0, 0), (1e9, MAX_BUSY_MS)])
 def test_a_full_verifier_tells_how_long_it_will_be_busy(
     exact: Model, prompt: Ids, monkeypatch: pytest.MonkeyPatch, estimate: float, told: int
 ) -> None:

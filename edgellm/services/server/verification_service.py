@@ -39,7 +39,6 @@ EVENTS_PER_SECOND = 50.0  # refill of a device's bucket
 BURST = 128  # capacity of a bucket
 MAX_WAITING = 128  # waiting requests for a model
 _TOKENIZER_PART = 2**17  # bytes that a device must read in time
-_SHORTEST_BUSY_MS = 50
 _HELD_SECONDS = 1.0  # longest pause in reading a session that was answered *busy*: the queue may be free sooner
 _MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greeting
 
@@ -286,8 +285,7 @@ class VerificationService(Service):
 
     async def _push_back(self, request: VerifyRequest, seconds: float, stream: Stream) -> None:
         """Have the device ask again after about `seconds`. The session's tokens stay."""
-        wait = max(_SHORTEST_BUSY_MS, min(math.ceil(seconds * 1e3), MAX_BUSY_MS))  # not so short that it always asks
-        busy = pb.Busy(round=request.round, retry_ms=wait)
+        busy = pb.Busy(round=request.round, retry_ms=min(math.ceil(seconds * 1e3), MAX_BUSY_MS))
         await write_in_time(stream, pb.VerifierFrame(busy=busy))
         await self._pause(request.tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
 
