@@ -61,11 +61,8 @@ class CompletionsUpstream(served.Upstream):
 
 def _written(choice: Any, top: int) -> tuple[Row, ...]:
     """Return the rows of the tokens of a choice."""
-    said = choice.get("logprobs") or {}
-    ids = choice.get("token_ids")
-    if ids is None:
-        ids = [_token_id(one) for one in said["tokens"]]
-    return served.with_tops(ids, [_top(one) for one in said["top_logprobs"]] if top else ())
+    tops = [_top(one) for one in choice["logprobs"]["top_logprobs"]] if top else ()
+    return served.with_tops(choice["token_ids"], tops)
 
 
 def _top(found: Any) -> Top:
@@ -75,11 +72,6 @@ def _top(found: Any) -> Top:
 def _token_id(found: Any) -> int:
     if not found.startswith(_ID):
         raise RowsUnusable("tokens without their ids")
-    return named(found)
-
-
-def named(found: Any) -> int:
-    """Return a token that is named by its id."""
     return int(found.removeprefix(_ID))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgellm.upstream.dialects import served
-from edgellm.upstream.dialects.by_ids import CompletionsUpstream, named, takes_ids
+from edgellm.upstream.dialects.by_ids import CompletionsUpstream, takes_ids
 from edgellm.upstream.http_client import HttpAnswer, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top, readable
 
@@ -85,8 +85,7 @@ def _scored(answer: HttpAnswer, ids: list[int], drafted: int) -> tuple[Row, ...]
 
     Some versions answer with a row for each token, others with computed rows alone: both end with the last token.
     """
-    choice, given = answer.json["choices"][0], answer.json.get("prompt_logprobs")
-    prompt = choice["prompt_logprobs"] if given is None else given
+    choice, prompt = answer.json["choices"][0], answer.json["prompt_logprobs"]
     if len(prompt) < drafted or any(row is None for row in prompt[-drafted:]):
         return None
     rows = []
@@ -97,17 +96,12 @@ def _scored(answer: HttpAnswer, ids: list[int], drafted: int) -> tuple[Row, ...]
         rows.append(served.scored(top))
     (own,) = choice["token_ids"]
     found = choice["logprobs"]["content"][0]["top_logprobs"]
-    return (*rows, Row(own, tuple((_id(one), one["logprob"]) for one in found)))
-
-
-def _id(entry: Mapping[str, Any]) -> int:
-    """Return the token of an entry, which some versions name as in chats, some by its id."""
-    return int(entry["token_id"]) if "token_id" in entry else named(entry["token"])
+    return (*rows, Row(own, tuple((one["token_id"], one["logprob"]) for one in found)))
 
 
 def _prompt_top(row: Any) -> tuple[Top, set[int]]:
     """Return the likeliest tokens of a row of the prompt, and all its tokens, the prompt's own included."""
-    said = {named(name): entry for name, entry in row.items()}
+    said = {int(name): entry for name, entry in row.items()}
     found = sorted((one["rank"], token, one["logprob"]) for token, one in said.items())
     likeliest = [entry for place, entry in enumerate(found) if entry[0] <= place + 1]  # Ranks have no gap.
     return tuple((token, logprob) for _, token, logprob in likeliest), set(said)
