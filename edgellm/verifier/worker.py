@@ -51,6 +51,12 @@ class VerifierBackend(ABC):
         answer from any thread, and must not block, unless the session ends first. VerifierBusy tells when to ask
         again."""
 
+    def ask(self, request: VerifyRequest) -> Future[Verdict]:
+        """Request a verdict as `submit` does; return its future, which nobody may cancel."""
+        future = _begun()
+        self.submit(request, partial(settle, future))
+        return future
+
     @abstractmethod
     def end_session(self, session: int) -> None:
         """End the session, and drop its waiting request."""
@@ -246,9 +252,7 @@ class ColocatedVerifier(Verifier):
         self._backend.end_session(number)
 
     def _send(self, request: VerifyRequest) -> Future[Verdict]:
-        future = _begun()
-        self._backend.submit(request, partial(settle, future))
-        return future
+        return self._backend.ask(request)
 
 
 class BatchedVerifier(ColocatedVerifier):

@@ -32,7 +32,6 @@ from edgellm.sleeping import AWAKE
 from edgellm.spec.protocols import Capabilities, Tenant, VerifyRequest
 from edgellm.spec.sampling import GrammarState, ModelSampling, ReplyGrammar
 from edgellm.spec.types import NO_IDS, Constraint, Sampling, Verdict
-from edgellm.verifier.scheduler import Answer
 from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
 
 EVENTS_PER_SECOND = 50.0  # refill of a device's bucket
@@ -259,14 +258,13 @@ class VerificationService(Service):
             session.complete(request)
             if not await self._admitted(model, session.grammar, request, stream):
                 continue
-            match await self._answer(model, request, stream):
-                case errors.VerifierBusy() as busy:
-                    await self._push_back(request, busy.seconds, stream)
-                case errors.EdgeError() as error:
-                    raise error
-                case verdict:
-                    session.observe(request, verdict)
-                    await write_in_time(stream, codec.write_verdict(request.round, verdict))
+            try:
+                verdict = await self._answer(model, request, stream)
+            except errors.VerifierBusy as busy:
+                await self._push_back(request, busy.seconds, stream)
+            else:
+                session.observe(request, verdict)
+                await write_in_time(stream, codec.write_verdict(request.round, verdict))
         if self.draining.is_set():
             await write_in_time(stream, pb.VerifierFrame(draining=pb.Draining()))
 
@@ -306,22 +304,13 @@ class VerificationService(Service):
             )
         return model, codec.read_sampling(frame.open.sampling)
 
-    async def _answer(self, model: VerifyingModel, request: VerifyRequest, stream: Stream) -> Answer:
-        """Return the backend's answer to a request; send signs of life meanwhile."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-
-        def settle(answer: Answer) -> None:
-            if not future.done():  # it is cancelled when the device leaves
-                future.set_result(answer)
-
-        def deliver(answer: Answer) -> None:
-            loop.call_soon_threadsafe(settle, answer)
-
+    async def _answer(self, model: VerifyingModel, request: VerifyRequest, stream: Stream) -> Verdict:
+        """Return the backend's verdict on a request, or raise its error; send signs of life meanwhile."""
         model.queue.enter(request.tenant.device)
         try:
             with AWAKE.working():
-                model.backend.submit(request, deliver)
+                future = asyncio.wrap_future(model.backend.ask(request))
+                future.add_done_callback(lambda done: done.cancelled() or done.exception())  # the device may have left
                 while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
                     read = {"computed": request.computed, "cached": request.cached}
                     working = pb.Working(round=request.round, step=model.backend.steps, **read)
