@@ -25,7 +25,6 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
-from edgellm.engine.model import LoadSpec
 from edgellm.http.middleware import HttpConfig
 from edgellm.http.model_host import ServedEmbedder, ServedModel
 from edgellm.http.server import HttpServer
@@ -63,7 +62,7 @@ def servers(folder: str) -> Iterator[tuple[str, str]]:
     write_bert(bert)
     with (
         LLM.open(history=False) as pair,
-        Model.load(bert, LoadSpec(embeds=True)) as vectors,
+        Model.load(bert) as vectors,
         Embedder(vectors) as embedder,
         Model.load(resolve(MODEL)) as model,
         LLM(model, verifier=ToolCaller(model), history=False) as caller,

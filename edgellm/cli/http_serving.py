@@ -73,7 +73,7 @@ def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) 
     from edgellm.engine.embedding.embedder import Embedder  # an installation may be without it
 
     path = resolve(model)
-    with Model.load(path, LoadSpec(hardware, embeds=True)) as loaded, Embedder(loaded) as embedder:
+    with Model.load(path, LoadSpec(hardware)) as loaded, Embedder(loaded) as embedder:
         server.models.open_embedder(ServedEmbedder(name_of(path), embedder))
         say(f"Embeddings: {server.url}/v1/embeddings, {embedder.width} numbers of {name_of(path)}", style="dim")
         yield

@@ -44,7 +44,7 @@ class LoadSpec:
     allocated, neither here nor by contexts, and llama.cpp only logs the memory that it would take; with `few_outputs`
     for the requested rows of logits, and not for all rows of a batch. `speculates`: a speculator is loaded, too: the
     EAGLE-3 head `eagle3`, if given, else the layer that predicts further tokens (MTP), if it can be used; see
-    `engine.speculators`. `embeds`: a trial embeds a text instead of generating.
+    `engine.speculators`.
     """
 
     hardware: Hardware = ON_PROCESSOR
@@ -54,7 +54,6 @@ class LoadSpec:
     few_outputs: bool = False
     speculates: bool = False
     eagle3: ModelFile | None = None
-    embeds: bool = False
 
 
 TEXT_ONLY = LoadSpec(text_only=True)
@@ -179,7 +178,7 @@ class Model(TextModel):
 def probe_of(file: ModelFile, spec: LoadSpec) -> Probe:
     """Return the trial of a model for a child process."""
     mtp = not spec.text_only and spec.eagle3 is None and not mtp_obstacle(file.header)
-    return Probe(file, spec.hardware, spec.text_only, mtp, spec.embeds, spec.eagle3)
+    return Probe(file, spec.hardware, spec.text_only, mtp, spec.eagle3)
 
 
 def _half(progress: Callable[[float], None] | None, start: float) -> Callable[[float], None] | None:

@@ -13,7 +13,6 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
-from edgellm.engine.model import LoadSpec
 from edgellm.http.middleware import HttpConfig
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
@@ -141,5 +140,5 @@ def client(server: HttpServer) -> Iterator[openai.OpenAI]:
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
     path = tmp_path_factory.mktemp("embedding") / "bert.gguf"
     write_bert(path)
-    with Model.load(path, LoadSpec(embeds=True)) as model, Embedder(model) as opened:
+    with Model.load(path) as model, Embedder(model) as opened:
         yield opened

@@ -36,7 +36,7 @@ def _try_model(
     """Load a model, and decode some rows.
 
     `eagle3` is the path of an EAGLE-3 head or "", `size` the bytes of all files. `ways`: `text_only` for the vocabulary
-    alone, `mtp` to try the MTP layer, too, `embeds` for a model that embeds.
+    alone, `mtp` to try the MTP layer, too.
     """
     limit("RLIMIT_CORE", 0)
     limit("RLIMIT_CPU", _SECONDS + _SECONDS * size // 10**9, soft=True)
@@ -54,7 +54,7 @@ def _try_model(
                 _ = model.vocabulary
                 model.tokenize("A word,\n2 words.", special=True)
             if not ways["text_only"]:
-                _decode(model, ways["embeds"])
+                _decode(model)
             if model.speculator is not None:
                 _speculate(model)
     except (EdgeError, MemoryError):
@@ -63,10 +63,10 @@ def _try_model(
         raise EngineFailed(f"The trial of {path} failed: {error!r}.", AGAIN) from error
 
 
-def _decode(model: Model, embeds: bool) -> None:
-    """Decode several rows together, then one alone, with and without flash attention."""
+def _decode(model: Model) -> None:
+    """Decode several rows together, then one alone, with and without flash attention; or embed them."""
     ids = np.arange(6, dtype=np.int32) % max(1, model.n_vocab)
-    if embeds:
+    if model.header.number("pooling_type") > 0:  # its file says how it embeds
         from edgellm.engine.embedding.embedder import Embedder
 
         with Embedder(model, positions=_POSITIONS) as embedder:

@@ -7,10 +7,8 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 
-from edgellm.engine import Floats, Model, ModelFile
+from edgellm.engine import Floats, Model
 from edgellm.engine.embedding.embedder import Embedder
-from edgellm.engine.model import LoadSpec
-from edgellm.engine.trial.probe import Probe, try_in_child
 from edgellm.errors import ModelUnsupported, PromptTooLong
 from testkit.gguf.architectures import write, write_bert
 
@@ -25,7 +23,7 @@ def embedder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         write_bert(path)
     else:
         write("qwen3", path, sizes={"pooling_type": {"mean": 1, "last": 3}[request.param]})
-    with Model.load(path, LoadSpec(embeds=True)) as model, Embedder(model) as opened:
+    with Model.load(path) as model, Embedder(model) as opened:
         yield opened
 
 
@@ -67,11 +65,18 @@ def test_texts_that_are_too_long_are_refused_or_cut(embedder: Embedder) -> None:
             embedder.embed(wrong)
 
 
+def test_a_trial_embeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGELLM_PROBE", raising=False)
+    write("qwen3", tmp_path / "ranks.gguf", sizes={"pooling_type": 4})
+    with pytest.raises(ModelUnsupported, match="ranks texts"):
+        Model.load(tmp_path / "ranks.gguf")
+    write_bert(tmp_path / "bert.gguf")
+    Model.load(tmp_path / "bert.gguf").close()
+
+
 @pytest.mark.parametrize(("pooling", "said"), [(0, "does not say how to pool"), (4, "ranks texts")])
 def test_models_that_give_no_embeddings_are_refused(tmp_path: Path, pooling: int, said: str) -> None:
     path = tmp_path / "model.gguf"
     write("qwen3", path, sizes={"pooling_type": pooling})
-    with pytest.raises(ModelUnsupported, match=said):
-        try_in_child(Probe(ModelFile.open(path), embeds=True))
     with Model.load(path, faults=()) as model, pytest.raises(ModelUnsupported, match=said):
         Embedder(model)
