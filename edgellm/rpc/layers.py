@@ -39,7 +39,7 @@ from edgellm.storage.layer_store import CleanResult, HeldModel, StoreFacts
 
 M = TypeVar("M", bound=Message)
 
-PORTION = 2**20  # bytes of a piece that are sent at once, and lost with a connection, at most
+PORTION = 2**20  # bytes of a piece that are sent at once; with a connection, two such portions are lost at most
 REPLY_SECONDS = 60.0  # limit for a reply, before which a device may write a whole piece to a slow disk
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Layers"]
@@ -185,25 +185,39 @@ async def upload(
     if len(arrived) != len(places):
         raise ProtocolError("The device has not said what it has of each piece.", SAME_VERSION)
     notify(sum(arrived), sent)
-    for number, piece in enumerate(manifest.pieces[place] for place in places):
-        offset, blocks = -1, iter(list[bytes]())
-        while arrived[number] < piece.size:
-            if arrived[number] != offset:  # at first, or another program of this device sends the same piece
-                offset = arrived[number]
-                blocks = _blocks(cut(piece), offset)
-            block = await asyncio.to_thread(next, blocks, b"")
-            if not block or offset + len(block) > piece.size:
-                raise LayersCorrupt(
-                    f"{str(piece).capitalize()} has changed on this device.",
-                    "Deploy the model again: its file has changed.",
-                )
-            await limiter.take(len(block))
-            portion = pb.Portion(piece=_write_piece(piece), offset=offset, data=block)
-            offset, sent = offset + len(block), sent + len(block)
-            try:
-                arrived[number] = (await ask(channel, "Put", name, portion, pb.Arrived, REPLY_SECONDS)).size
-            finally:  # what was sent counts, though it may not be acknowledged
-                notify(sum(arrived), sent)
+    left = enumerate(manifest.pieces[place] for place in places)
+
+    async def send() -> None:
+        nonlocal sent
+        for number, piece in left:
+            offset, blocks = -1, iter(list[bytes]())
+            while arrived[number] < piece.size:
+                if arrived[number] != offset:  # at first, or another program of this device sends the same piece
+                    offset = arrived[number]
+                    blocks = _blocks(cut(piece), offset)
+                block = await asyncio.to_thread(next, blocks, b"")
+                if not block or offset + len(block) > piece.size:
+                    raise LayersCorrupt(
+                        f"{str(piece).capitalize()} has changed on this device.",
+                        "Deploy the model again: its file has changed.",
+                    )
+                await limiter.take(len(block))
+                portion = pb.Portion(piece=_write_piece(piece), offset=offset, data=block)
+                offset, sent = offset + len(block), sent + len(block)
+                try:
+                    arrived[number] = (await ask(channel, "Put", name, portion, pb.Arrived, REPLY_SECONDS)).size
+                finally:  # what was sent counts, though it may not be acknowledged
+                    notify(sum(arrived), sent)
+
+    senders = [
+        asyncio.ensure_future(send()) for _ in range(2)
+    ]  # one piece is on the way while another is written there
+    try:
+        await asyncio.gather(*senders)
+    finally:
+        for one in senders:
+            one.cancel()
+        await asyncio.gather(*senders, return_exceptions=True)
 
 
 def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes]:

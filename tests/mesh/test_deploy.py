@@ -110,7 +110,7 @@ def cutting(relay: Relay, places: list[int]) -> threading.Thread:
     return thread
 
 
-def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_portion(
+def test_lines_that_are_cut_again_and_again_lose_no_more_than_two_portions(
     home: Home, send: Send, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deploying, "PAUSE_SECONDS", 0.01)
@@ -123,7 +123,7 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_portion(
         thread.join()
     assert done.error is None
     assert done.attempts > 1
-    assert total <= done.sent <= total + (done.attempts - 1) * PORTION
+    assert total <= done.sent <= total + 2 * (done.attempts - 1) * PORTION
     with home.stores["desk"].using(manifest.pieces) as paths:
         assert len(paths) == 12
     assert not list(home.stores["desk"].root.rglob("*.partial"))

@@ -37,7 +37,7 @@ from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
 EVENTS_PER_SECOND = 50.0  # refill of a device's bucket
 BURST = 128  # capacity of a bucket
 MAX_WAITING = 128  # waiting requests for a model
-_TOKENIZER_PART = 2**17  # bytes that a device must read in time
+_TOKENIZER_PART = 2**19  # bytes that a device must read in time
 _HELD_SECONDS = 1.0  # longest pause in reading a session that was answered *busy*: the queue may be free sooner
 _MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greeting
 
