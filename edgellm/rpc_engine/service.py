@@ -17,7 +17,7 @@ from typing import Any
 
 from edgellm import system
 from edgellm.engine.native import VERSION
-from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ProtocolError
+from edgellm.errors import SAME_VERSION, EngineFailed, ProtocolError
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
@@ -32,18 +32,6 @@ from edgellm.state import keep_recent, private_folder, read_cached, write_cached
 
 MAX_SESSIONS = 4  # a process each
 _WHOLE = "whole.json"  # names and sizes of files that are whole
-
-
-class TooManySessions(EdgeError):
-    """A device has as many RPC servers as it may have."""
-
-    rpc_status = "RESOURCE_EXHAUSTED"
-
-
-class SessionGone(EdgeError):
-    """A caller has no session of this name."""
-
-    rpc_status = "NOT_FOUND"
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +81,7 @@ class RpcEngineService(listener.Service):
         if name in self._sessions:
             raise ProtocolError("The session was begun twice.", SAME_VERSION)
         if self._places.locked():
-            raise TooManySessions(f"This device has {MAX_SESSIONS} RPC sessions.", "Try again later.")
+            raise EngineFailed(f"This device has {MAX_SESSIONS} RPC sessions.", "Try again later.")
         what = "".join(filter(str.isprintable, begin.name))[:80] or "A model"
         async with self._places:
             start = partial(self._started, begin, what, self.owner(stream))
@@ -136,7 +124,7 @@ class RpcEngineService(listener.Service):
         frame = await listener.next_message(stream, pb.RpcFrame) or pb.RpcFrame()
         session = self._sessions.get(frame.session)
         if session is None or session.owner != self.owner(stream):
-            raise SessionGone("The caller has no such session.", "Begin one.")
+            raise ProtocolError("The caller has no such session.", "Begin one.")
         try:
             socket = await asyncio.open_connection(HOST, session.server.port, limit=MAX_BUFFER)
         except OSError as error:

@@ -99,7 +99,7 @@ def test_another_paired_device_does_not_reach_the_server_of_a_session(
                 await call.read()
             return await call.code()
 
-    assert run_in_network_loop(knock()).result() is grpc.StatusCode.NOT_FOUND
+    assert run_in_network_loop(knock()).result() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_the_server_ends_with_the_session(session: RpcPort) -> None:
