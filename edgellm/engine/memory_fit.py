@@ -135,14 +135,13 @@ class Placed:
 
 def place_model(
     file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool, sessions: int = 1,
-    apart: bool = False, eagle3: ModelFile | None = None,
+    eagle3: ModelFile | None = None,
 ) -> Placed:  # fmt: skip
     """Return where a model goes beside the bytes `taken` of each device, and add its own bytes to `taken`. Negative
     bytes stand for memory that will be given back.
 
-    `verifies`: it has a verifier's context of `sessions` sequences, beside which the head `eagle3` drafts. `apart`: it
-    has a context for each sequence. Raises MemoryShort, InvalidOption, and ModelUnsupported where the head does not
-    fit the model.
+    `verifies`: it has a verifier's context of `sessions` sequences, beside which the head `eagle3` drafts; otherwise a
+    context for each. Raises MemoryShort, InvalidOption, and ModelUnsupported where the head does not fit the model.
     """
     if eagle3 is not None:
         speculator_module(EAGLE3).check_eagle3(eagle3, file)
@@ -152,7 +151,7 @@ def place_model(
         reasons = (f"the EAGLE-3 head {eagle3.path.name} drafts from its states", *reasons)
 
     def contexts(model: Model) -> list[Context]:
-        n_seq, several = (1, sessions) if apart else (sessions, 1)
+        n_seq, several = (sessions, 1) if verifies else (1, sessions)
         spec = ContextSpec(
             hardware.n_ctx or LEAST_CONTEXT, n_seq, unified=n_seq == 1, rolls_back=verifies, speculates=verifies
         )

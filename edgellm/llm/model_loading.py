@@ -217,7 +217,7 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
         if big_file is not None:
             big = place_model(big_file, asked[0], taken, verifies=True, sessions=n, eagle3=eagle3)
         if small_file is not None:
-            small = place_model(small_file, asked[1], taken, verifies=False, sessions=n, apart=True)
+            small = place_model(small_file, asked[1], taken, verifies=False, sessions=n)
         models = [one for one in (big, small) if one is not None]
         sizes = ((one.hardware.n_ctx or LEAST_CONTEXT) * one.file.header.cache_bytes_per_token for one in models)
         caches = n * sum(sizes)
