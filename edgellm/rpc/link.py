@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 
 from edgellm.errors import DeviceLost, EdgeError, EngineFailed, ProtocolError
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of, network_loop
-from edgellm.rpc.trust.handshake import dial
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of, network_loop, open_channel
+from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
 
@@ -56,7 +56,9 @@ class Endpoint:
 
     async def connect(self) -> grpc.aio.Channel:
         """Return an open channel; the caller closes it."""
-        return await dial(self.address, self.trust, self.device)
+        if self.trust is None:
+            return open_channel(self.address)
+        return (await connect_authenticated(self.address, self.trust, self.device))[0]
 
     async def ask(self, method: str, request: Message) -> bytes:
         """Return a worker's answer to one request. Raise DeviceLost without an answer."""

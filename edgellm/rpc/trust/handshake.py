@@ -98,13 +98,6 @@ async def connect_authenticated(
     return channel, info
 
 
-async def dial(address: Address, trust: Trust | None, device: DeviceID | None = None) -> grpc.aio.Channel:
-    """Return an open channel: with `trust` to a paired device, by default whichever answers; else on this machine."""
-    if trust is None:
-        return open_channel(address)
-    return (await connect_authenticated(address, trust, device))[0]
-
-
 async def fetch_peer_info(address: Address, trust: Trust, device: DeviceID | None = None) -> PeerInfo:
     """Return a device's greeting; its `seconds` are those of a second call, over the open connection."""
     channel, _first = await connect_authenticated(address, trust, device)

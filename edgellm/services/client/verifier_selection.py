@@ -21,10 +21,11 @@ from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import READ_TIMEOUT_SECONDS, TOKENIZER, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts, shared_networks
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import parse_message
 from edgellm.rpc.protos.trust_pb2 import Offer
-from edgellm.rpc.trust.handshake import NothingListens, PeerInfo, dial
+from edgellm.rpc.trust.handshake import NothingListens, PeerInfo
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Peers, Right, Trust
 from edgellm.services.verification_codec import KeptGreeting, printable
@@ -283,7 +284,7 @@ async def _fetch(
 ) -> bytes:
     """Return the tokenizer that the verifier sends, at most `MAX_TOKENIZER` bytes."""
     data, size = bytearray(), 1
-    async with await dial(where.address, trust, device) as channel:
+    async with await Endpoint(str(where), where.address, trust, device).connect() as channel:
         call = channel.unary_unary(TOKENIZER, pb.TokenizerRequest.SerializeToString, bytes)
         while len(data) < size:
             request = pb.TokenizerRequest(model=where.model, offset=len(data))
