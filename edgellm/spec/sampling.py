@@ -221,8 +221,9 @@ def top2(logits: Floats) -> Top2:
 
 def top_k(logits: Floats, k: int) -> Ids:
     """Return the `k` most probable ids (min(k, n_vocab),), most probable first; on a tie the lowest id. Raises
-    EngineFailed: the largest logit is not a number or not finite."""
+    EngineFailed: a logit is not a number, or the largest one not finite."""
     row = logits.reshape(-1)
+    _check(row.max())
     n = len(row)
     k, groups = max(0, min(k, n)), 1_024
     floor = np.float32(-np.inf)
@@ -231,9 +232,7 @@ def top_k(logits: Floats, k: int) -> Ids:
         maxima = row[: n - n % groups].reshape(-1, groups).max(axis=0)
         floor = np.partition(maxima, groups - k)[groups - k]
     candidates = np.flatnonzero(row >= floor)
-    ids = candidates[np.argsort(-row[candidates], kind="stable")[:k]].astype(np.int32)
-    _check(row[ids[0]] if len(ids) else row.max())
-    return ids
+    return candidates[np.argsort(-row[candidates], kind="stable")[:k]].astype(np.int32)
 
 
 def _check(peak: float | np.float32) -> None:

@@ -243,7 +243,7 @@ def test_a_broken_row_is_an_error_and_not_a_token(bad: float) -> None:
     row = np.full(8, bad, dtype=np.float32)
     partly = row if bad < 0 else np.array([0.0, bad, 1.0], dtype=np.float32)
     asked: tuple[Callable[[], object], ...] = (
-        lambda: top2(row), lambda: top_k(row, 3), lambda: distribution(partly, Sampling(1.0)),
+        lambda: top2(row), lambda: top_k(partly, 3), lambda: distribution(partly, Sampling(1.0)),
         lambda: verify_greedy(NO_IDS, partly[None]),
     )  # fmt: skip
     for ask in asked:
