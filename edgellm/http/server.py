@@ -12,12 +12,14 @@ import struct
 import threading
 from asyncio import TimerHandle
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
@@ -28,57 +30,56 @@ from edgellm.http.replies import RequestHandler
 from edgellm.rpc.address import Address
 from edgellm.rpc.protos import program_version
 
-HEAD_SECONDS = 10.0  # limit for a TLS handshake, and then for the head of the first request
-NEXT_SECONDS = 40.0  # limit between a response and the head of the next request
-READ_SECONDS = 30.0  # limit while a client leaves data unread
+CLIENT_SECONDS = 30.0
+"""Limit for a TLS handshake, for the head of each request behind it, and while a client leaves data unread."""
 MAX_CONNECTIONS = 512
 GRACE_SECONDS = 10.0  # limit for replies being written when the server stops
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 seconds
-_RETRY_SECONDS = 0.5  # pause when the system has no file descriptor left
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class TimedConnection(H11Protocol):
-    """uvicorn's connection, with limits of time from the moment that it is accepted."""
+    """uvicorn's connection, with limits of time from the moment that it is made."""
 
-    def __init__(self, config: uvicorn.Config, server: "_UvicornServer", sock: socket.socket) -> None:
-        super().__init__(config, server.server_state, app_state={})
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config, state, app_state={})
         self._untimed_app, self.app = self.app, self._serve
-        self._server, self._sock = server, sock
         self._requests = 0  # requests being served; the next can start just before the last ends
+        self.idle_since: float | None = None  # None while a request is served, or the connection is closed
         self._idle_timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
 
     def abort(self) -> None:
         """Close the connection at once, whatever is under way."""
-        if self.transport is None:
-            with suppress(OSError):  # ends a handshake as if the client had left
-                self._sock.shutdown(socket.SHUT_RDWR)
-            return
+        self.idle_since = None
         if self.transport.get_write_buffer_size():  # otherwise the system goes on offering unread data
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: the connection is not idle, and its client owes nothing."""
         self._requests += 1
         _cancel(self._idle_timer)
-        self._server.mark(self, idle=False)
+        self.idle_since = None
         try:
             await self._untimed_app(scope, receive, send)
         finally:
             self._requests -= 1
-            if not self._requests and self in self._server.connections:
-                self._wait_for_request(NEXT_SECONDS)
+            if not self._requests and self in self.connections:
+                self._wait_for_request()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait_for_request(HEAD_SECONDS)
+        self._wait_for_request()
+        if len(self.connections) > MAX_CONNECTIONS:
+            others = (one for one in self.connections if isinstance(one, TimedConnection) and one is not self)
+            idle = {one: one.idle_since for one in others if one.idle_since is not None}
+            min(idle, key=idle.__getitem__, default=self).abort()  # all others may be being served
 
     def pause_writing(self) -> None:
         super().pause_writing()
         _cancel(self._write_timer)
-        self._write_timer = asyncio.get_running_loop().call_later(READ_SECONDS, self.abort)
+        self._write_timer = asyncio.get_running_loop().call_later(CLIENT_SECONDS, self.abort)
 
     def resume_writing(self) -> None:
         _cancel(self._write_timer)
@@ -87,13 +88,12 @@ class TimedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         _cancel(self._idle_timer)
         _cancel(self._write_timer)
-        self._server.connections.pop(self, None)
         super().connection_lost(exc)
 
-    def _wait_for_request(self, seconds: float) -> None:
+    def _wait_for_request(self) -> None:
         _cancel(self._idle_timer)
-        self._idle_timer = asyncio.get_running_loop().call_later(seconds, self.abort)
-        self._server.mark(self, idle=True)
+        loop = asyncio.get_running_loop()
+        self.idle_since, self._idle_timer = loop.time(), loop.call_later(CLIENT_SECONDS, self.abort)
 
 
 def _cancel(timer: TimerHandle | None) -> None:
@@ -102,28 +102,23 @@ def _cancel(timer: TimerHandle | None) -> None:
 
 
 class _UvicornServer(uvicorn.Server):
-    """A uvicorn server that limits connections from the moment that the system has accepted them."""
+    """A uvicorn server of timed connections."""
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
         super().__init__(config)
         self.started_or_failed = threading.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.connections: dict[TimedConnection, bool] = {}
-        """Each connection with whether it is idle, in the order in which that last changed."""
         self._listener = listener
-        self._accepting: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
 
-    def mark(self, connection: TimedConnection, *, idle: bool) -> None:
-        """Note that a connection has become `idle` or busy."""
-        if self.connections.pop(connection, None) is not None:
-            self.connections[connection] = idle
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
-        self.loop = asyncio.get_running_loop()
         await super().startup([])
-        self._listener.setblocking(False)
-        self._accepting = self.loop.create_task(self._accept(self.loop))
+        self.loop, tls = asyncio.get_running_loop(), self.config.ssl
+        listening = await self.loop.create_server(
+            partial(TimedConnection, self.config, self.server_state), sock=self._listener, ssl=tls,
+            ssl_handshake_timeout=None if tls is None else CLIENT_SECONDS,
+        )  # fmt: skip
+        self.servers.append(listening)
         self.started_or_failed.set()
 
     async def main_loop(self) -> None:
@@ -132,44 +127,11 @@ class _UvicornServer(uvicorn.Server):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), 1.0)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()  # and the handshakes with it
-            await asyncio.gather(self._accepting, return_exceptions=True)
-        await super().shutdown(sockets)
-
     async def end(self, handler: RequestHandler, grace: float) -> None:
         """Stop once `handler` has ended its replies, for which it has `grace` seconds."""
         await handler.shut_down(grace)
         self.should_exit = True
         self._ending.set()
-
-    async def _accept(self, loop: asyncio.AbstractEventLoop) -> None:
-        async with asyncio.TaskGroup() as handshakes:
-            while True:
-                try:
-                    sock, _ = await loop.sock_accept(self._listener)
-                except OSError:
-                    await asyncio.sleep(_RETRY_SECONDS)
-                    continue
-                if len(self.connections) >= MAX_CONNECTIONS:
-                    longest = next((one for one, idle in self.connections.items() if idle), None)
-                    if longest is None:  # all connections are being served
-                        sock.close()
-                        continue
-                    del self.connections[longest]
-                    longest.abort()
-                connection = TimedConnection(self.config, self, sock)
-                self.connections[connection] = True
-                handshakes.create_task(self._connect(loop, connection, sock))
-
-    async def _connect(self, loop: asyncio.AbstractEventLoop, connection: TimedConnection, sock: socket.socket) -> None:
-        tls = self.config.ssl
-        seconds = None if tls is None else HEAD_SECONDS
-        try:
-            await loop.connect_accepted_socket(lambda: connection, sock, ssl=tls, ssl_handshake_timeout=seconds)
-        except Exception:  # noqa: BLE001  the client has left, or speaks no TLS; no error may end the other handshakes
-            self.connections.pop(connection, None)
 
 
 class HttpServer:

@@ -24,15 +24,13 @@ from tests.http.test_streaming import opened, said, waiting
 from tests.waiting import until
 
 SOON = 0.3
-LIMITS = ("HEAD_SECONDS", "NEXT_SECONDS", "READ_SECONDS")
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     """A server with short limits of time, and without a model."""
-    for name in LIMITS:
-        monkeypatch.setattr(server_module, name, SOON)
+    monkeypatch.setattr(server_module, "CLIENT_SECONDS", SOON)
     with configured(key="k" * 43) as server:
         server.models.open_without_model("There is no model.")
         yield server
@@ -86,7 +84,7 @@ def test_what_comes_slowly_closes_the_connection(
 
 
 def test_a_stream_that_is_not_read_ends_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "READ_SECONDS", SOON)
+    monkeypatch.setattr(server_module, "CLIENT_SECONDS", SOON)
     cancelled = threading.Event()
 
     def script(_stats: Summary, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
@@ -112,8 +110,7 @@ def stream_request(head: str = "") -> bytes:
 def test_a_response_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two requests that arrive together, uvicorn begins the second while the first returns. No connection is idle
     while a request is being served."""
-    for name in LIMITS:
-        monkeypatch.setattr(server_module, name, SOON)
+    monkeypatch.setattr(server_module, "CLIENT_SECONDS", SOON)
     seconds = iter((0.0, 3 * SOON))
 
     def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
@@ -129,7 +126,7 @@ def test_a_response_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_handshake_that_is_not_begun_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HEAD_SECONDS", SOON)
+    monkeypatch.setattr(server_module, "CLIENT_SECONDS", SOON)
     certificate, key = web_certificate(tmp_path, ["127.0.0.1"])
     with configured(tls=(certificate, key), key="k" * 43) as server, connect(server) as client:
         server.models.open_without_model("There is no model.")
@@ -201,4 +198,4 @@ def test_closed_connections_leave_nothing_behind(impatient: HttpServer) -> None:
     come_and_go(10)
     assert ask("GET", "/health").status == 200
     until(lambda: (process.num_fds(), process.num_threads()) <= before)
-    until(lambda: not impatient._server.connections)  # type: ignore[union-attr]
+    until(lambda: not impatient._server.server_state.connections)  # type: ignore[union-attr]
