@@ -40,7 +40,7 @@ class NewName(RequestModel):
 class ConversationIn(RequestModel):
     """A conversation to be stored."""
 
-    turns: list[Turn] = Field(max_length=4096, description="As the model read and wrote them, the oldest first.")
+    turns: list[Turn] = Field(description="As the model read and wrote them, the oldest first.")
     name: str = Field("", max_length=_MAX_TITLE, description="The user's title; empty: the first question.")
     page: str = Field("", max_length=MAX_BYTES, description="What the page keeps beside the turns, in its own form.")
     when: Time | None = Field(None, description="The last addition; by default now.")

@@ -1,6 +1,7 @@
 """Bodies and their fields: limits before they are parsed, other servers' parameters, one fault."""
 
 import json
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -96,7 +97,7 @@ MANY = range(300_000)
         ("chat/completions", conversation(guided_json=json.dumps({"enum": lists(40_000)})), 413),
         ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, 413),
         ("chat/completions", conversation(**{f"x{n}": 1 for n in MANY}), 413),
-        ("completions", {"prompt": ["a"] * 10_000}, 400),
+        ("completions", {"prompt": [5.5] * 10_000}, 400),
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
@@ -134,8 +135,9 @@ VALID: dict[type[ReplyRequest], dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "given", "expected"),
     [
-        ("temperature", 3, 3.0), ("temperature", 0, 0.0), ("top_p", 0, 1e-9), ("top_p", 0.0, 1e-9), ("top_p", -1, 1e-9),
-        ("top_p", 1.5, 1.0), ("top_k", -1, 0), ("top_k", -100, 0), ("top_k", 40.0, 40), ("top_k", 2**31, MAX_TOKENS),
+        ("temperature", 3, 3.0), ("temperature", 0, 0.0), ("top_p", 0, sys.float_info.min),
+        ("top_p", -1, sys.float_info.min), ("top_p", 1.5, 1.0), ("top_k", -1, 0), ("top_k", -100, 0),
+        ("top_k", 40.0, 40), ("top_k", 2**31, MAX_TOKENS),
         ("min_p", -0.5, 0.0), ("min_p", 2, 1.0), ("repeat_penalty", 0, 1.0), ("repeat_penalty", -1, 1.0),
         ("repeat_penalty", 0.001, 0.01), ("repeat_penalty", 1000, 100.0), ("frequency_penalty", 2.5, 2.5),
         ("seed", 1.0, 1), ("seed", -1, None), ("seed", -1.0, None), ("seed", -2, 2**64 - 2),
@@ -256,9 +258,7 @@ def test_what_is_no_single_schema_is_refused(ask: Ask, more: dict[str, object]) 
     ("form", "given"),
     [
         (ChatRequest, {"messages": [{}] * 4000}), (ChatRequest, {**SAID, "stop": [5] * 4000}),
-        (ChatRequest, {**SAID, "logit_bias": {f"x{n}": "a" for n in range(4000)}}),
         (CompletionRequest, {"prompt": [{}] * 4000}), (ResponsesRequest, {"input": [[]] * 4000}),
-        (ResponsesRequest, {"input": "a", "metadata": {str(n): n for n in range(4000)}}),
         (OllamaGenerateRequest, {"prompt": "a", "model": "m", "images": [object()] * 4000}),
     ],
     ids=lambda value: str(value)[:40],

@@ -166,7 +166,7 @@ MALFORMED: list[Any] = [
     {}, [], "x", 1, None, b"", b"{", b"\xff", DEEP, {"turns": None}, {"turns": "x"}, {"turns": {}}, {"turns": [1]},
     {"turns": [{}]}, {"turns": [{"role": "user"}]}, {"turns": [{"role": "tool", "content": ""}]},
     {"turns": [{"role": "user", "content": 1}]}, {"turns": [{"role": "user", "content": "x" * (MAX_BYTES + 1)}]},
-    {"turns": TURNS * 4000}, {"turns": [], "name": 1}, {"turns": [], "name": "x" * 201}, {"turns": [], "page": {}},
+    {"turns": [], "name": 1}, {"turns": [], "name": "x" * 201}, {"turns": [], "page": {}},
     {"turns": [], "when": "yesterday"}, {"turns": [], "when": "2026-01-01T00:00:00"}, {"turns": [], "when": 1e99},
     {"turns": [], "when": [2026]}, {"turns": [], "replaces": "x"},
     {"turns": [], "when": LAST}, {"turns": [], "when": "9999-12-31T23:59:59-14:00"}, {"turns": [], "when": FIRST},

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import Field, JsonValue
@@ -14,7 +14,7 @@ from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError
-from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
+from edgellm.http.schemas.fields import MAX_TOKENS, ReplyRequest, RequestModel, Schema, Types
 from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts, ReplyFormat
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
 from edgellm.spec.stats import Summary
@@ -28,12 +28,12 @@ class AnthropicBlock(ContentPart):
     """A block of a message's content."""
 
     type: str = Field(max_length=100, description=f"One of {', '.join(_BLOCKS)}.")
-    thinking: Text = Field("", description="A thought, which most models do not get back.")
-    id: Text = ""
-    name: Text = ""
+    thinking: str = Field("", description="A thought, which most models do not get back.")
+    id: str = ""
+    name: str = ""
     input: JsonValue = Field({}, description="The arguments of a call: an object; other data is taken as well.")
-    tool_use_id: Text = ""
-    content: Text | Parts = Field("", description="The result of a call, whole or in blocks of text.")
+    tool_use_id: str = ""
+    content: str | Parts = Field("", description="The result of a call, whole or in blocks of text.")
 
     _types: ClassVar[Types] = {"content": _TEXTS}
     _accepted = ("signature", "data", "is_error")
@@ -41,7 +41,7 @@ class AnthropicBlock(ContentPart):
 
 class AnthropicTurn(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[AnthropicBlock], Field(max_length=1000)]
+    content: str | list[AnthropicBlock]
 
     _types: ClassVar[Types] = {"content": (*_BLOCKS, *MEDIA)}
 
@@ -68,7 +68,7 @@ class AnthropicTurn(RequestModel):
 class AnthropicTool(RequestModel):
     type: Literal["custom"] = Field("custom", description="Tools that a server runs are not there.")
     name: str = Field(pattern=TOOL_NAME)
-    description: Text = ""
+    description: str = ""
     input_schema: Schema = Field({}, description="The JSON schema of the arguments.")
     _accepted = ("strict",)  # arguments are not forced to fit the schema
 
@@ -102,9 +102,9 @@ class AnthropicOutput(RequestModel):
 class AnthropicPrompt(ReplyRequest):
     """The parameters of the model's prompt."""
 
-    messages: list[AnthropicTurn] = Field(min_length=1, max_length=4096)
-    system: Text | Parts = Field("", description="The system prompt, whole or in blocks of text.")
-    tools: list[AnthropicTool] = Field([], max_length=MAX_ITEMS)
+    messages: list[AnthropicTurn] = Field(min_length=1)
+    system: str | Parts = Field("", description="The system prompt, whole or in blocks of text.")
+    tools: list[AnthropicTool] = Field([])
     tool_choice: AnthropicToolChoice | None = None
     thinking: AnthropicThinking | None = Field(None, description="If it is left out, as the server was started.")
 

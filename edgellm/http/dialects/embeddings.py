@@ -18,12 +18,11 @@ from edgellm.http.model_host import ServedEmbedder
 from edgellm.http.replies import IGNORED, RequestHandler, header_names
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, invalid_request
-from edgellm.http.schemas.fields import MAX_TEXT, MAX_TOKENS, RequestModel, Text
+from edgellm.http.schemas.fields import MAX_TOKENS, RequestModel
 from edgellm.http.schemas.requests import TokenIds, as_list
 from edgellm.http.schemas.responses import Json, json_bytes
 
-_MOST_TEXTS = 2048
-FullText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+FullText = Annotated[str, Field(min_length=1)]
 
 
 class EmbedRequest(RequestModel):
@@ -41,9 +40,9 @@ class EmbedRequest(RequestModel):
 class EmbeddingsRequest(EmbedRequest):
     input: (
         FullText
-        | Annotated[list[FullText], Field(min_length=1, max_length=_MOST_TEXTS)]
+        | Annotated[list[FullText], Field(min_length=1)]
         | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=_MOST_TEXTS)]
+        | Annotated[list[TokenIds], Field(min_length=1)]
     ) = Field(description="A text or several, or token ids.")
     encoding_format: Literal["float", "base64"] = Field("float", description="base64: float32, the least byte first.")
 
@@ -64,7 +63,7 @@ class EmbeddingsRequest(EmbedRequest):
 
 
 class OllamaEmbedRequest(EmbedRequest):
-    input: Text | Annotated[list[Text], Field(max_length=_MOST_TEXTS)]
+    input: str | list[str]
     truncate: bool = Field(True, description="Cut texts that are too long; false: refuse them.")
 
     _began: int = PrivateAttr(default_factory=perf_counter_ns)
@@ -77,7 +76,7 @@ class OllamaEmbedRequest(EmbedRequest):
 
 
 class OllamaEmbeddingRequest(EmbedRequest):
-    input: Text = Field(alias="prompt")
+    input: str = Field(alias="prompt")
     truncate: ClassVar[bool] = True
 
     def reply(self, name: str, vectors: Sequence[Floats], tokens: int) -> Json:  # noqa: ARG002

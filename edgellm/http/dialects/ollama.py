@@ -19,7 +19,7 @@ from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError
-from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Schema, Text, Types
+from edgellm.http.schemas.fields import ReplyRequest, RequestModel, Schema, Types
 from edgellm.http.schemas.requests import CallOfMessage, ChatRequest, ToolSchema
 from edgellm.http.schemas.responses import (
     Json,
@@ -65,12 +65,12 @@ class OllamaOptions(fields.SamplingFields):
 
 class OllamaMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text = ""
-    thinking: Text = Field("", description="The thought before an assistant's content.")
+    content: str = ""
+    thinking: str = Field("", description="The thought before an assistant's content.")
     images: Images = Field([])
-    tool_calls: list[CallOfMessage] = Field([], max_length=MAX_ITEMS)
-    tool_call_id: Text = ""
-    tool_name: Text = Field("", description="The function whose result is the content.")
+    tool_calls: list[CallOfMessage] = Field([])
+    tool_call_id: str = ""
+    tool_name: str = Field("", description="The function whose result is the content.")
 
     def message(self) -> dict[str, Any]:
         """Return the turn as a message of a chat completion."""
@@ -106,8 +106,8 @@ class OllamaRequest(ReplyRequest):
 
 
 class OllamaChatRequest(OllamaRequest):
-    messages: list[OllamaMessage] = Field([], max_length=4096, description="Without any, the model is only loaded.")
-    tools: list[ToolSchema] = Field([], max_length=MAX_ITEMS)
+    messages: list[OllamaMessage] = Field([], description="Without any, the model is only loaded.")
+    tools: list[ToolSchema] = Field([])
 
     _types: ClassVar[Types] = {"tools": ("function",)}
 
@@ -129,8 +129,8 @@ class TextRequest(ChatRequest):
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    prompt: Text = Field("", description="Without a text, the model is only loaded.")
-    system: Text = ""
+    prompt: str = Field("", description="Without a text, the model is only loaded.")
+    system: str = ""
     raw: bool = Field(False, description="Continue the prompt without the chat template.")
     images: Images = Field([])
 

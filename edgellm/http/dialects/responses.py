@@ -18,7 +18,7 @@ from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError
-from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Text, Types
+from edgellm.http.schemas.fields import ReplyRequest, RequestModel, Types
 from edgellm.http.schemas.requests import PARTS, ChatRequest, ContentPart, FunctionSchema, Parts, ReplyFormat
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
 from edgellm.spec.stats import Summary
@@ -31,7 +31,6 @@ _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _ITEMS = ("message", "reasoning", "additional_tools", *_CALLS, *(f"{name}_output" for name in _CALLS))
 _TOOLS = ("function", "custom", "namespace")
 _TEXT_ARGUMENT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-_MOST_KEPT = 256  # responses that can be continued
 _MOST_CHARACTERS = 2**24  # characters of all kept conversations
 
 
@@ -42,7 +41,7 @@ def _flat(namespace: str, name: str) -> str:
 
 class ResponsesTool(FunctionSchema):
     type: Literal["function", "custom", "namespace"]
-    tools: "list[ResponsesTool]" = Field([], max_length=MAX_ITEMS, description="The tools of a namespace.")
+    tools: "list[ResponsesTool]" = Field([], description="The tools of a namespace.")
 
     _types: ClassVar[Types] = {"tools": _TOOLS}
 
@@ -88,17 +87,17 @@ class ResponsesItem(RequestModel):
 
     type: str = Field("message", max_length=100, description=f"One of {', '.join(_ITEMS)}.")
     role: Literal["system", "developer", "user", "assistant"] = "user"
-    content: Text | Parts = ""
-    id: Text = ""
-    call_id: Text = ""
-    namespace: Text = ""
-    name: Text = ""
+    content: str | Parts = ""
+    id: str = ""
+    call_id: str = ""
+    namespace: str = ""
+    name: str = ""
     arguments: JsonValue = Field("{}", description="A JSON object, as text; any other text or data is taken as well.")
-    input: Text = Field("", description="The text of a call of a custom tool.")
+    input: str = Field("", description="The text of a call of a custom tool.")
     action: JsonValue = Field(None, description="The arguments of a call of the local shell.")
-    output: Annotated[Text | Parts, BeforeValidator(_text_of_data)] = Field("", description="The result of a call.")
+    output: Annotated[str | Parts, BeforeValidator(_text_of_data)] = Field("", description="The result of a call.")
     summary: Parts = Field([])
-    tools: list[ResponsesTool] = Field([], max_length=MAX_ITEMS, description="Tools besides those of the request.")
+    tools: list[ResponsesTool] = Field([], description="Tools besides those of the request.")
 
     _types: ClassVar[Types] = {"content": _PARTS, "output": _PARTS, "summary": _PARTS, "tools": _TOOLS}
     _accepted = ("status", "encrypted_content")  # a thought that cannot be read is left out
@@ -146,19 +145,19 @@ class ResponsesReasoning(RequestModel):
 
 
 class ResponsesRequest(ReplyRequest, fields.SamplingFields):
-    input: Text | Annotated[list[ResponsesItem], Field(max_length=4096)]
-    instructions: Text = Field("", description="The system prompt; not kept for later requests.")
+    input: str | list[ResponsesItem]
+    instructions: str = Field("", description="The system prompt; not kept for later requests.")
     previous_response_id: str | None = Field(None, max_length=200, description="Continue that conversation.")
     store: bool = Field(True, description="Keep the conversation in this process, to be continued.")
     stream: bool = False
     max_output_tokens: fields.MostTokens | None = Field(None, description="The longest reply, with its thought.")
-    tools: list[ResponsesTool] = Field([], max_length=MAX_ITEMS)
+    tools: list[ResponsesTool] = Field([])
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: ResponsesText | None = None
     reasoning: ResponsesReasoning | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
-    metadata: Annotated[dict[str, str], fields.within(64)] = Field({}, description="Sent back.")
+    metadata: dict[str, str] = Field({}, description="Sent back.")
     prompt: None = Field(None, description="Not supported: send the text itself.")
 
     _types: ClassVar[Types] = {"input": _ITEMS, "tools": _TOOLS, "tool_choice": ("function", "custom")}
@@ -202,8 +201,8 @@ class ConversationStore:
     """The conversations of past responses, in memory, for the event loop; the least recently used are forgotten
     first."""
 
-    def __init__(self, most: int = _MOST_KEPT, most_characters: int = _MOST_CHARACTERS) -> None:
-        self._most, self._most_characters = most, most_characters
+    def __init__(self, most_characters: int = _MOST_CHARACTERS) -> None:
+        self._most_characters = most_characters
         self._kept: OrderedDict[str, tuple[list[Turn], int]] = OrderedDict()
         self._characters = 0
 
@@ -222,7 +221,7 @@ class ConversationStore:
         size = sum(len(str(turn)) for turn in turns)
         self._kept[response] = (turns, size)
         self._characters += size
-        while len(self._kept) > self._most or (self._characters > self._most_characters and self._kept):
+        while self._characters > self._most_characters:
             _, (_, freed) = self._kept.popitem(last=False)
             self._characters -= freed
 

@@ -15,12 +15,12 @@ from edgellm.engine.grammar.json_schema import unkept, without_descriptions
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import json_text
 from edgellm.http.schemas.errors import invalid_request
-from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
+from edgellm.http.schemas.fields import MAX_TOKENS, ReplyRequest, RequestModel, Schema, Types
 from edgellm.llm import LLM
-from edgellm.spec.params import ANY_TOOL, GATES, MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, ReplyOptions
+from edgellm.spec.params import ANY_TOOL, GATES, MAX_BIAS, MAX_LOGPROBS, ReplyOptions
 from edgellm.spec.stream import Reply
 
-MAX_CHOICES, MAX_PROMPTS = 16, 64
+MAX_CHOICES = 16
 
 
 class UnloadRequest(RequestModel):
@@ -62,9 +62,8 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
     stream_options: StreamOptions | None = None
     frequency_penalty: fields.Penalty = Field(0.0, description="Subtracted for each time in the reply.")
     presence_penalty: fields.Penalty = Field(0.0, description="Subtracted for tokens that the reply has.")
-    logit_bias: Annotated[
-        dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
-        fields.within(MAX_BIASES),
+    logit_bias: dict[
+        Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
     ] = Field({}, description="Amounts added to the logits of tokens, by their ids.")
     n: fields.Whole = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
     response_format: ResponseFormat | None = Field(None, description="json_object or json_schema: valid JSON.")
@@ -162,8 +161,8 @@ class ContentPart(RequestModel):
     """A part of a message's content."""
 
     type: str = Field(max_length=100, description="A type of text; media in the last question are refused.")
-    text: Text = ""
-    refusal: Text = Field("", description="The text of a refusal.")
+    text: str = ""
+    refusal: str = Field("", description="The text of a refusal.")
     source: JsonValue = Field(None, description="The source of a document, which is read if it is a plain text.")
     _accepted: ClassVar[Collection[str]] = ("annotations", "logprobs")  # in a response that is sent back
 
@@ -194,14 +193,14 @@ class ContentPart(RequestModel):
         ]  # fmt: skip
 
 
-Parts = Annotated[list[ContentPart], Field(max_length=1000)]
+Parts = list[ContentPart]
 TOOL_NAME = r"^[\w.-]{1,128}$"
 
 
 class CalledFunction(RequestModel):
     """A call in the history, as some model wrote it."""
 
-    name: Text = ""
+    name: str = ""
     arguments: Annotated[JsonValue, AfterValidator(json_text)] = Field(
         "{}", description="A JSON object, as text; any other text or data is taken as well."
     )
@@ -209,7 +208,7 @@ class CalledFunction(RequestModel):
 
 
 class CallOfMessage(RequestModel):
-    id: Text = ""
+    id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction = CalledFunction.model_validate({})
     _accepted = ("index",)  # in deltas of a stream
@@ -222,12 +221,12 @@ class CallOfMessage(RequestModel):
 
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Parts = Field("", description="Text, whole or in parts; may be null in an assistant's turn.")
-    reasoning_content: Text = Field("", description="The thought before an assistant's content.")
-    tool_calls: list[CallOfMessage] = Field([], max_length=MAX_ITEMS, description="An assistant's calls of functions.")
-    tool_call_id: Text = Field("", description="The call whose result is the content of a tool's turn.")
-    name: Text = Field("", description="The function's name, in a tool's turn.")
-    context: list[Text] = Field(
+    content: str | Parts = Field("", description="Text, whole or in parts; may be null in an assistant's turn.")
+    reasoning_content: str = Field("", description="The thought before an assistant's content.")
+    tool_calls: list[CallOfMessage] = Field([], description="An assistant's calls of functions.")
+    tool_call_id: str = Field("", description="The call whose result is the content of a tool's turn.")
+    name: str = Field("", description="The function's name, in a tool's turn.")
+    context: list[str] = Field(
         [], max_length=100, description="Texts before a user's question, which truncation keeps. Our extension."
     )
 
@@ -251,7 +250,7 @@ class ChatMessage(RequestModel):
 
 class FunctionSchema(RequestModel):
     name: str = Field(pattern=TOOL_NAME)
-    description: Text = ""
+    description: str = ""
     parameters: Schema = Field({}, description="The JSON schema of the arguments.")
     _accepted = ("strict",)  # arguments are not forced to fit the schema
 
@@ -271,7 +270,7 @@ class ToolChoice(RequestModel):
 
 
 class ChatRequest(GenerationRequest):
-    messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    messages: list[ChatMessage] = Field(min_length=1)
     max_tokens: fields.MostTokens | None = Field(None, description="The longest reply; null and -1: what fits.")
     max_completion_tokens: fields.MostTokens | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool = Field(False, description="Report the log-probability of each token.")
@@ -281,7 +280,7 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: str | None = Field(None, max_length=40, description="Level of thinking; none: no thought.")
     chat_template_kwargs: Schema = Field({}, max_length=100, description="Arguments such as enable_thinking.")
     enable_thinking: bool | None = Field(None, description="The argument of that name in chat_template_kwargs.")
-    tools: list[ToolSchema] = Field([], max_length=MAX_ITEMS, description="Functions that the model may call.")
+    tools: list[ToolSchema] = Field([], description="Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = Field(
         "auto", description="Whether functions are called: none; auto, if the model likes; required; or one by name."
     )
@@ -389,7 +388,7 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1, max_length=MAX_TOKENS)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
 
 
 def as_list(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
@@ -402,10 +401,7 @@ def as_list(given: str | list[int] | list[str] | list[list[int]]) -> list[str | 
 
 class CompletionRequest(GenerationRequest):
     prompt: (
-        Text
-        | TokenIds
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+        str | TokenIds | Annotated[list[str], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
     ) = Field(
         description="A text to continue, or its token ids; a list of them: n choices for each. No chat template is"
         " applied."

@@ -89,10 +89,7 @@ def test_the_lists_of_models_name_it(embedding: HttpServer, embedder: Embedder) 
 
 
 @pytest.mark.parametrize(("path", "more"), [("/v1/embeddings", {}), ("/api/embed", {"options": {"num_ctx": 5}})])
-def test_unknown_parameters_and_limits_are_named(embedding: HttpServer, path: str, more: dict[str, object]) -> None:
+def test_unknown_parameters_are_named(embedding: HttpServer, path: str, more: dict[str, object]) -> None:
     asked = asker(embedding)
     answer = asked("POST", path, {"model": "bert", "input": "a", "normalize": True, **more})
     assert answer.headers["x-edgellm-ignored"] == ", ".join(sorted(["normalize", *more]))
-    for many in (["a"] * 2049, [[1]] * 2049):
-        refused = asked("POST", path, {"model": "bert", "input": many if path == "/v1/embeddings" else ["a"] * 2049})
-        assert b"at most 2048 of them" in refused.body

@@ -62,8 +62,8 @@ def test_a_response_that_is_not_kept_cannot_be_continued(client: openai.OpenAI) 
 
 
 def test_few_conversations_are_kept() -> None:
-    store = ConversationStore(most=2, most_characters=1000)
-    turn = {"role": "user", "content": "x"}
+    store = ConversationStore(most_characters=1000)
+    turn = {"role": "user", "content": "x" * 400}
     for name in "abc":
         store.keep(name, [turn])
         store.turns("a" if name == "b" else None)  # used later than b
