@@ -1,13 +1,12 @@
 """A reply's statistics, counted while it is written."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 from edgellm.spec.gates.rules import BudgetController
-from edgellm.spec.types import UNVERIFIED, Channel, Decision, Round, Source, Token, TryingCost
+from edgellm.spec.types import UNVERIFIED, Channel, Decision, Round, Source, Token
 
 _VERIFIED_SOURCES = frozenset(Source) - UNVERIFIED
 _ACCEPTED_SOURCES = frozenset({Source.ACCEPTED, Source.RETRIEVED})
@@ -51,13 +50,10 @@ class Summary:
         self._link_waits: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
         self.count_with()
 
-    def count_with(
-        self, controller: BudgetController | None = None, copied: dict[str, int] | None = None,
-        trying: Callable[[], TryingCost] | None = None,
-    ) -> None:  # fmt: skip
-        """Also report statistics kept elsewhere: the budget `controller`, which is told the decisions, accepted
-        copies by source, and the cost of trying."""
-        self._controller, self._trying = controller, trying
+    def count_with(self, controller: BudgetController | None = None, copied: dict[str, int] | None = None) -> None:
+        """Also report statistics kept elsewhere: the budget `controller`, which is told the decisions, and accepted
+        copies by source."""
+        self._controller = controller
         self._copied = copied if copied is not None else {}
 
     def decide(self, decision: Decision) -> None:
@@ -144,8 +140,7 @@ class Summary:
 
     def figures(self) -> dict[str, Any]:
         """Return all figures that mean something outside this process, by name."""
-        trying = self.trying and asdict(self.trying)
-        return {name: getattr(self, name) for name in _FIGURES.split()} | {"trying": trying}
+        return {name: getattr(self, name) for name in _FIGURES.split()}
 
     @property
     def text(self) -> str:
@@ -220,10 +215,6 @@ class Summary:
     def retrieved_from(self) -> tuple[tuple[str, int], ...]:
         """Return the accepted copied tokens by source, once for each source that offered them."""
         return tuple(self._copied.items())
-
-    @property
-    def trying(self) -> TryingCost | None:
-        return None if self._trying is None else self._trying()
 
 
 def _share(part: float, whole: float) -> float | None:

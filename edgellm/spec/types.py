@@ -284,21 +284,3 @@ class Explanation:
 
 Event: TypeAlias = Token | Notice | Explanation
 """An event of a running reply."""
-
-
-@dataclass(slots=True)
-class TryingCost:
-    """The costs of lookups and wrong drafts over plain decoding in a reply, and the savings of right drafts, in decodes
-    of one row: `copies` and their savings by the cost curve, the rest as measured."""
-
-    lookups: float = 0.0
-    copies: float = 0.0
-    model: float = 0.0  # rounds with a draft model that were slower than plain decoding
-    saved: float = 0.0
-    reason: str = ""  # the choice of drafts at the end of the reply, and why
-    measured: bool = True  # a decode of one row was, and is not an estimate
-
-    @property
-    def total(self) -> float:
-        """Return the cost without the savings."""
-        return self.lookups + self.copies + self.model

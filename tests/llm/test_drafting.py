@@ -24,19 +24,6 @@ MAX_SECONDS = cost_curves._MAX_SECONDS  # as it is outside tests
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
-def test_a_reply_says_what_trying_has_cost(f32_pair: tuple[Path, Path]) -> None:
-    with LLM.open("none", f32_pair[1], threads=1) as pair:
-        replies = [pair.reply(case(number), max_tokens=MOST) for number in NUMBERS]
-        assert sum(len(ids(reply)) > 0 and reply.summary.retrieved for reply in replies)
-        costs = [reply.summary.trying for reply in replies if reply.summary.trying is not None]
-        assert sum(cost.lookups for cost in costs) > 0.0
-        assert sum(cost.saved for cost in costs) > 0.0
-        assert all("second row" in cost.reason for cost in costs)
-        assert len(ids(plain := pair.reply(case(2), max_tokens=MOST, retrieval="off"))) > 0
-        assert plain.summary.trying is None
-
-
-@pytest.mark.usefixtures("rows_are_cheap")
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 2}])
 def test_a_draft_model_alone_copies_and_writes_the_same(f32_pair: tuple[Path, Path], options: dict[str, Any]) -> None:
     with LLM.open(f32_pair[0], "none", threads=1) as small:

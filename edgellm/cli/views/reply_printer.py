@@ -237,13 +237,6 @@ def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]
     whole = f"{summary.chunks_accepted_whole} of {summary.chunks_verified}"
     sources = ", ".join(f"{name} {count}" for name, count in summary.retrieved_from)
     copied = f"accepted, from these sources: {sources}" if sources else "drafts from earlier text that were accepted"
-    spent, trying = None, "lookups and wrong drafts, of plain decoding's time"
-    if (cost := summary.trying) is not None and cost.measured and summary.tokens:
-        lookups, copies, model, saved, spent = (
-            decodes / summary.tokens for decodes in (cost.lookups, cost.copies, cost.model, cost.saved, cost.total)
-        )
-        trying = f"of plain decoding's time: lookups {lookups:.2%}, wrong copies {copies:.2%}, the draft model "
-        trying += f"{model:.2%}; saved {saved:.2%}"
     yield summary.prompt_tokens, "", "prompt tokens", "the whole conversation, as the model gets it"
     yield summary.tokens, "", "tokens", "in this reply"
     yield summary.thinking_tokens, "", "tokens of thought", "before the answer, with the markup around it"
@@ -257,8 +250,6 @@ def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]
     yield whole, "", "chunks whole", "accepted to their last token"
     yield summary.drafted, "", "drafted", f"in {summary.rounds} rounds"
     yield summary.retrieved, "", "copied", copied
-    yield spent, ".2%", "spent on trying", trying
-    yield "", "", "drafted now", "" if cost is None else cost.reason
     yield summary.from_context, "", "from the context", "drafted where the draft model was unsure"
     yield summary.exits, "", "early exits", "drafted without the draft model's last layers"
     yield summary.share_offloaded, ".1%", "offloaded", "of all chunks so far, to hold against the budget"

@@ -198,7 +198,6 @@ class HybridDrafter(Drafter):
         self._name, self._linked, self._crowded = name if model is not None else "", linked, crowded
         self._waits = False  # True: the verifier is crowded
         self.needs_verdict = model is None or model.needs_verdict
-        self._looking = 0.0  # seconds of this round's lookup
 
     def begin(self, state: GenerationState) -> None:
         self._policy.begin(state.prompt_tokens, self._name, linked=self._linked)
@@ -215,12 +214,11 @@ class HybridDrafter(Drafter):
         self._waits = self._crowded()
         if self._waits:
             return Chunk(reason="other replies are being written" if state.explain else "")
-        policy, copies, began = self._policy, self._copies, perf_counter()
+        policy, copies = self._policy, self._copies
         known = copies.follow(state.ids)
         looks = known >= 0 and policy.looks(known)
         offer = copies.offers(policy.floor, gamma) if looks else NO_OFFER
         bid = policy.bid(offer.survives, gamma)
-        self._looking = perf_counter() - began if looks else 0.0
         reason = policy.explain(offer.survives, bid, looked=looks or known < 0) if state.explain else ""
         if bid.asks and self._model is not None:
             return self._drafted(self._model, state, min(self._gamma, bid.asks), gamma, reason)
@@ -260,8 +258,5 @@ class HybridDrafter(Drafter):
             self._model.observe(state, turn)
         if turn.verdict is None or self._waits:
             return
-        began = perf_counter()
         self._copies.observe(turn.chunk, turn.verdict)
         self._policy.observe(turn)
-        if self._looking:
-            self._policy.looked(self._looking + perf_counter() - began)

