@@ -5,9 +5,6 @@ from collections.abc import Callable, Sequence
 from edgellm.spec.ngram.sources import Cursor, DraftSource, ListCursor
 from edgellm.spec.types import Chunk, Verdict
 
-LIFETIME = 3
-"""Rounds that an unused segment is kept."""
-
 
 def plausible_segment(plausible: Sequence[bool], rejected: int) -> tuple[int, int]:
     """Return the longest run of plausible drafted tokens from place `rejected` on, as (begin, end); of equals the
@@ -36,7 +33,6 @@ class Reuse(DraftSource):
         """Create the source; `inside` tells whether a token continues a word."""
         self._inside = inside
         self._rest: list[int] = []
-        self._rounds = 0
         self._fresh = False
 
     def begin(self, prompt: Sequence[int]) -> None:  # noqa: ARG002
@@ -47,7 +43,6 @@ class Reuse(DraftSource):
         for token in tokens[-1:] if self._fresh else tokens:
             if self._rest and self._rest[0] == token:
                 del self._rest[0]
-                self._rounds = 0
         self._fresh = False
 
     @property
@@ -66,12 +61,8 @@ class Reuse(DraftSource):
         begin = max(begin, accepted + 1)  # The place `accepted` belongs to the correction.
         while begin < end and self._inside(draft[begin]):
             begin += 1  # The rejected word's rest goes, too.
-        if begin < end:
-            self._rest, self._rounds, self._fresh = list(draft[begin:end]), 0, True
-            return
-        self._rounds += 1
-        if self._rounds >= LIFETIME:
-            self._rest = []
+        if accepted < len(draft):
+            self._rest, self._fresh = list(draft[begin:end]), begin < end
 
     def cursor(self) -> Cursor | None:
         return ListCursor(self._rest, 1) if self._rest else None
