@@ -221,21 +221,6 @@ def test_closing_answers_everybody(gate: Gate, exact: Model, prompt: Ids) -> Non
     assert all(isinstance(asker.answer(), (EngineFailed, Verdict)) for asker in askers)
 
 
-def test_a_device_without_a_slot_takes_one_from_a_device_that_has_several(
-    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone
-) -> None:
-    answers: SimpleQueue[Answer] = SimpleQueue()
-    gate.allowed.clear()
-    for session in range(SLOTS):
-        Asker(worker, session, Tenant("flood"), answers).ask(prompt, extra=60)
-    last = Asker(worker, 10, Tenant("last"), answers)
-    last.ask(prompt)
-    gate.allowed.set()
-    assert last.tokens() == alone(prompt, 1)  # the first of all answers
-    assert [last.tokens() for _ in range(SLOTS)] == [alone(prompt, 61)] * SLOTS  # each goes on where it was
-    assert worker.counters.preemptions == 1
-
-
 @pytest.mark.parametrize("salt", ["one", "other"])
 def test_prompts_are_shared_within_a_device_only(worker: VerifierWorker, prompt: Ids, alone: Alone, salt: str) -> None:
     long = np.concatenate([prompt] * 5)
