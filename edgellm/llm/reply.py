@@ -332,7 +332,7 @@ def _drafter(
     if own is not None and engine.draft is not None and not engine.linked:
         _introduce(engine, engine.draft, policy)
     drafting.track(plan.verifier)
-    stats.count_with(plan.choice.controller, plan.copies.copied)
+    stats.count_with(plan.choice.controller, plan.copies.copied, lambda: policy.reason)
     verifier = plan.verifier
     return HybridDrafter(
         policy, plan.copies, drafter, plan.gamma, name=name, linked=engine.linked, crowded=lambda: verifier.crowded

@@ -1,6 +1,6 @@
 """A reply's statistics, counted while it is written."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -16,6 +16,7 @@ _FIGURES = """
     chunks_accepted_whole drafted seed share_offloaded bytes_per_chunk guesses_tried guesses_hit stall_hidden exits
     from_context retrieved retrieved_from tested accepted accepted_at rtt_ms stopped_by seconds_decoding thinking
     thinking_tokens chunks chunks_thinking chunks_verified_thinking share_verified_thinking share_verified_answer
+    drafting
 """
 
 
@@ -50,10 +51,13 @@ class Summary:
         self._link_waits: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
         self.count_with()
 
-    def count_with(self, controller: BudgetController | None = None, copied: dict[str, int] | None = None) -> None:
-        """Also report statistics kept elsewhere: the budget `controller`, which is told the decisions, and accepted
-        copies by source."""
-        self._controller = controller
+    def count_with(
+        self, controller: BudgetController | None = None, copied: dict[str, int] | None = None,
+        drafting: Callable[[], str] = str,
+    ) -> None:  # fmt: skip
+        """Also report what is kept elsewhere: the budget `controller`, which is told the decisions, accepted copies by
+        source, and the present choice of drafts with its reason."""
+        self._controller, self._drafting = controller, drafting
         self._copied = copied if copied is not None else {}
 
     def decide(self, decision: Decision) -> None:
@@ -215,6 +219,11 @@ class Summary:
     def retrieved_from(self) -> tuple[tuple[str, int], ...]:
         """Return the accepted copied tokens by source, once for each source that offered them."""
         return tuple(self._copied.items())
+
+    @property
+    def drafting(self) -> str:
+        """Return the draft policy's choice and its reason; "" where everything is drafted, or nothing."""
+        return self._drafting()
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -43,6 +43,7 @@ def test_a_conversation_of_before_is_copied(f32_pair: tuple[Path, Path], alone: 
         pair.remember([(case(5)[-1].content, wanted.summary.text), ("\ud800", "not UTF-8")])
         reply = pair.reply(case(5), max_tokens=MOST)
         assert ids(reply) == written
+        assert "second row" in reply.summary.drafting
         assert reply.summary.retrieved > len(written) // 2
         assert reply.summary.rounds < len(written) // 2
 

@@ -250,6 +250,7 @@ def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]
     yield whole, "", "chunks whole", "accepted to their last token"
     yield summary.drafted, "", "drafted", f"in {summary.rounds} rounds"
     yield summary.retrieved, "", "copied", copied
+    yield "", "", "drafted now", summary.drafting
     yield summary.from_context, "", "from the context", "drafted where the draft model was unsure"
     yield summary.exits, "", "early exits", "drafted without the draft model's last layers"
     yield summary.share_offloaded, ".1%", "offloaded", "of all chunks so far, to hold against the budget"

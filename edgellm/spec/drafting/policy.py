@@ -369,3 +369,16 @@ class DraftPolicy:
     @property
     def _second(self) -> str:
         return f"a second row costs {(self.cost.seconds(1) - self.cost.single) / self.cost.single:.0%} of the first"
+
+    @property
+    def reason(self) -> str:
+        """Return the present choice and its reason, in one sentence."""
+        found = f"{self._second}; {self.copies.trust:.0%} of the expected copies were right"
+        if self._model is None:
+            return found
+        if not self._model.is_judged:
+            state = "being tried" if self._model.hope else "left out: even right drafts would not pay"
+            return f"{found}; the draft model is {state}"
+        used = "paused" if self._known() is None else "used"
+        with_model, without = (pace / self.cost.single for pace in (self._model.rounds.pace, self._others.pace))
+        return f"{found}; the draft model is {used}: {with_model:.2f} decodes a token, {without:.2f} without it"

@@ -116,6 +116,7 @@ def test_a_pair_that_even_right_drafts_would_not_repay_is_never_tried() -> None:
         pair.reply()
     assert not pair.drafts
     assert "would take at least" in pair.known.slow_model("model")
+    assert "left out" in pair.known.reason
     guessed = Pair(replace(REAL, filled=False), 0.3, right=4)
     guessed.reply()
     assert not guessed.known.slow_model("model"), "not by an estimate"
@@ -204,6 +205,7 @@ def test_a_model_that_does_not_pay_is_hardly_asked_in_this_reply_and_the_next(to
         known.begin(0, "slow")
         told(known, 0, 1, 1.0)
     assert rounds_with(known, 1000, tokens, drafting=3.0) < 8
+    assert "paused" in known.reason
     assert "tried again now and then" in known.slow_model("slow")
 
 
