@@ -19,9 +19,9 @@ from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageSpan, StageTimes
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import NO_IDS
 
-ANSWER_SECONDS = 300.0  # deadline for each micro-batch of a request, once all layers are loaded
-LOAD_SECONDS = 1800.0  # deadline for the next piece
-PAUSE_SECONDS = 5.0  # gap between two checks, mostly a fraction of a second, that shows a pause of this process
+ANSWER_SECONDS = 300.0
+"""The deadline for each micro-batch of the oldest open request, since a request was settled or layers were loaded:
+other reports of devices cannot put it off."""
 _TRACE_SECONDS = 2.0  # limit for the stages' traces
 _DAMAGED = (
     f"{SAME_VERSION} If they do, the model's file there may be damaged: pull it again, or deploy its layers again."
@@ -35,25 +35,6 @@ class _Asked:
 
     batches: dict[int, tuple[int, MicroBatch]] = field(default_factory=dict)
     answer: Future[StageAnswer] = field(default_factory=Future)
-
-
-class Deadline:
-    """A deadline for the oldest open request, which reports of devices cannot put off."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """Restart the time: a first request was sent, a request was settled, or a device has loaded layers."""
-        self._moved = self._looked = perf_counter()
-
-    def passed(self, batches: int, loaded: bool) -> bool:
-        """Return whether a request of this many micro-batches is overdue. `loaded`: all layers are loaded."""
-        now = perf_counter()
-        if (paused := now - self._looked) > PAUSE_SECONDS:  # this process itself was paused
-            self._moved += paused
-        self._looked = now
-        return now - self._moved > (ANSWER_SECONDS * batches if loaded else LOAD_SECONDS)
 
 
 Post = Callable[[Event], None]
@@ -170,7 +151,7 @@ class Pipeline:
         self.lost: tuple[str, StageLost] | None = None
         self._open: dict[int, _Asked] = {}  # by the number of each micro-batch
         self._sent = 0  # micro-batches
-        self._deadline = Deadline()
+        self._moved = perf_counter()
         self._held: dict[int, Ids] = {}
         self._lock = threading.Lock()
         self._retired = False
@@ -186,7 +167,7 @@ class Pipeline:
         """
         with self._lock:
             if not self._open:
-                self._deadline.restart()
+                self._moved = perf_counter()
             asked, begin = _Asked(), 0
             for end in (*range(rows, len(ids) - len(request.draft), rows), len(ids)):
                 self._sent += 1
@@ -246,7 +227,7 @@ class Pipeline:
             case StageLoaded():
                 if record.has_loaded(event.layers):
                     record.observe(event.at)
-                    self._deadline.restart()
+                    self._moved = perf_counter()
             case StageTimes():
                 record.keep_trace(event)
             case StageLost():
@@ -306,10 +287,8 @@ class Pipeline:
                 return False
             batches = next(iter(self._open.values())).batches
             at = min(at for at, _ in batches.values())  # the first stage that has not forwarded one
-        loaded = all(record.whole for record in self.records)
-        if self._deadline.passed(len(batches), loaded):
-            if not loaded:
-                at = next(at for at, record in enumerate(self.records) if not record.whole)
+        if perf_counter() - self._moved > ANSWER_SECONDS * len(batches):
+            at = next((at for at, record in enumerate(self.records) if not record.whole), at)
             error = DeviceLost(
                 "it has not answered in time, although it reports progress.", "Check whether it is overloaded."
             )
@@ -322,7 +301,7 @@ class Pipeline:
             if (asked := self._open.get(number)) is not None:
                 for one in asked.batches:
                     del self._open[one]
-                self._deadline.restart()
+                self._moved = perf_counter()
         return asked
 
     def _fail(self, name: str, lost: StageLost) -> None:
