@@ -187,16 +187,15 @@ def _beside(task: Task, cut: Cut, slowed: Mapping[int, float]) -> tuple[float, d
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """The course of a reply: another placement takes over behind it, or after it.
+    """The course of a reply: the placement `target` takes over behind it, or after it for the next reply.
 
-    `reply` is the planned one, `unmoved` the one that stays where it begins, and `resting` the best placement after the
-    reply, for the next; None if the reply ends with it.
+    `reply` is the planned one, and `unmoved` the one that stays where it begins.
     """
 
     problem: PhaseProblem
     reply: PhasedReply
     unmoved: PhasedReply
-    resting: Cut | None = None
+    target: Cut
 
     @property
     def first(self) -> tuple[StageShare, ...]:
@@ -205,13 +204,8 @@ class Phases:
 
     @property
     def following(self) -> tuple[StageShare, ...]:
-        """The shares that take over behind the reply; empty if it ends as it begins."""
-        return () if self.reply.move is None else self.problem.home.shares(self.reply.move.cut)
-
-    @property
-    def rest(self) -> tuple[StageShare, ...]:
-        """The best shares for the model after the reply; empty if the reply ends with them."""
-        return () if self.resting is None else self.problem.home.shares(self.resting)
+        """The shares that take over."""
+        return self.problem.home.shares(self.target)
 
     def predict(self, tokens_in: int, tokens_out: int) -> PhasedReply:
         """Return the times of a cold reply of other lengths with the same move."""
@@ -263,4 +257,4 @@ def plan_phases(home: Home, shares: Sequence[StageShare], stop: Stop = never) ->
     reply = min(replies, key=lambda one: one.seconds)
     if reply.move is None and not improves(reply.start, MIN_SAVING):
         return None
-    return Phases(problem, reply, unmoved, target if reply.move is None else None)
+    return Phases(problem, reply, unmoved, target)

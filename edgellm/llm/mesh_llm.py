@@ -276,8 +276,8 @@ def open_mesh(
     overhead = overhead_of(header, positions, options.sessions, hardware.cache_type)
     placed, shares = (None, read_split(layers)) if isinstance(layers, str) else (layers, layers.shares)
     phases = None if placed is None else placed.phases
-    following = () if phases is None or not phases.following else (phases.following,)
-    placements = [shares, *following, () if phases is None else phases.rest]
+    following = () if phases is None else (phases.following,)
+    placements = [shares, *following]
     for placement in placements:
         check_stages(file, [share.layers for share in placement])
     unit = ComputeUnit.choose(hardware)
@@ -299,7 +299,7 @@ def open_mesh(
         mesh = Mesh(devices, shares, work, model, links=links, overhead=overhead, notify=notify)
         engine.own(mesh)
         mesh.pipeline()
-        mesh.move(following, () if phases is None else phases.rest)
+        mesh.move(following, between=phases is not None and phases.reply.move is None)
         text = engine.own(options.text or open_text(file))
         own = next((share for share in shares if share.name == HERE), None)
         rows = min(tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work))

@@ -130,11 +130,11 @@ class _Losses:
 
 @dataclass(slots=True)
 class _Moves:
-    """The placements that take over in turn, the one between replies, and the next pipeline, which a thread may be
-    opening."""
+    """The placements that take over in turn, behind a reply or only `between` replies, and the next pipeline, which a
+    thread may be opening."""
 
     following: deque[tuple[StageShare, ...]] = field(default_factory=deque)
-    rest: tuple[StageShare, ...] = ()
+    between: bool = False
     next: NextPipeline | None = None
     opening: bool = False
 
@@ -145,7 +145,6 @@ class _Moves:
     def cancel(self) -> None:
         """Plan no moves any more, and close the next pipeline."""
         self.following.clear()
-        self.rest = ()
         if self.next is not None:
             self.next.pipeline.close()
             self.next = None
@@ -208,7 +207,7 @@ class Mesh:
         self._losses.recent.clear()
         self._longest = 1
         with self._lock:
-            if self._moves.following and self._moves.idle:
+            if self._moves.following and self._moves.idle and not self._moves.between:
                 self._open_next(self._moves.following.popleft())
 
     def close(self) -> None:
@@ -242,28 +241,27 @@ class Mesh:
         with self._lock:
             self._taken.discard(slot)
             moves = self._moves
-            if not self._taken and moves.idle and not self._closed and moves.rest and moves.rest != self.shares:
-                moves.following.clear()
-                self._open_next(moves.rest, read=True)
+            if not self._taken and moves.idle and not self._closed and moves.following:
+                self._open_next(moves.following.popleft(), read=True)
 
     def _held(self, slot: int) -> Ids:
         return NO_IDS if self._pipeline is None else self._pipeline.held(slot)
 
     # Moves.
 
-    def move(self, following: Sequence[Sequence[StageShare]], rest: Sequence[StageShare] = ()) -> None:
-        """Let these placements take over behind the replies, one after the other, and `rest`, if given, once no reply
-        is open. The first placement begins to load now if only devices without a part in the present pipeline load,
-        else after the first verdict. Raises PlanImpossible: as for the shares of a mesh."""
-        for shares in (*following, *([rest] if rest else [])):
+    def move(self, following: Sequence[Sequence[StageShare]], *, between: bool = False) -> None:
+        """Let these placements take over one after the other. `between`: the first begins to load once no reply is
+        open; else now if only devices without a part in the present pipeline load, or after the first verdict. Raises
+        PlanImpossible: as for the shares of a mesh."""
+        for shares in following:
             check_shares(shares, self.work.n_layers, self._devices)
         with self._lock:
             planned = self._moves.following = deque(tuple(shares) for shares in following)
-            self._moves.rest = tuple(rest)
+            self._moves.between = between
             present = {share.name: set(share.layers) for share in self.shares}
             first = planned[0] if planned else ()
             loading = {share.name for share in first if not present.get(share.name, set()).issuperset(share.layers)}
-            if first and not present.keys() & loading:
+            if first and not between and not present.keys() & loading:
                 self._open_next(planned.popleft())
 
     def token_ended(self, slot: int, text: Ids, rows: int) -> None:
@@ -273,7 +271,7 @@ class Mesh:
             if following is None or pipeline is None or pipeline.lost is not None:
                 return
             if following.pipeline.lost is not None:
-                self._stay(*following.pipeline.lost)
+                self._stay(following.shares, *following.pipeline.lost)
                 return
             present = {at: pipeline.held(at) for at in self._taken}
             texts = {at: (text if at == slot else held, held) for at, held in present.items()}
@@ -289,13 +287,13 @@ class Mesh:
         if self._moves.following:
             self._open_next(self._moves.following.popleft())
 
-    def _stay(self, name: str, lost: StageLost) -> None:
+    def _stay(self, shares: tuple[StageShare, ...], name: str, lost: StageLost) -> None:
         """Stay with the present pipeline: the next one is lost. If a device is at fault, plan no moves any more; else
-        only the one between replies."""
-        rest = self._moves.rest
+        the next one is opened again between replies."""
         self._moves.cancel()
         if not lost.blamed:
-            self._moves.rest = rest
+            self._moves.following.append(shares)
+            self._moves.between = True
             return
         _log.warning("the next pipeline has lost %s: %s", name, lost.error.what)
         self.notify(f"{name} cannot take over ({lost.error.what}) The layers stay where they are.")

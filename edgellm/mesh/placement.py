@@ -95,10 +95,10 @@ class Placement:
     @property
     def sentences(self) -> list[str]:
         """The plan in sentences: the choice, what takes over behind the reply, and what is done once before that."""
-        following = () if self.phases is None else self.phases.following
+        moves = "" if self.phases is None else self.phases.sentence
+        following = self.phases.following if self.phases is not None and moves else ()
         once = first_cut(self.home.model, [*self.shares, *following], self.home.devices)
-        told = [self.choice, self.phases.sentence] if self.phases is not None and following else [self.reason]
-        return [one for one in (*told, once) if one]
+        return [one for one in (self.choice if moves else self.reason, moves, once) if one]
 
     def why(self) -> list[tuple[str, str]]:
         """Return the reason for each device's layers, or for its having none."""

@@ -63,16 +63,16 @@ def test_a_plan_stays_or_moves_where_that_pays_and_is_in_order(seed: int, tokens
     start, reply = found.unmoved.start, found.reply
     plain = makespan(problem.task, start) + problem.home.further * per_token(problem.task, start)
     assert found.unmoved.seconds == pytest.approx(plain, rel=1e-6)
-    assert (reply.move is None) == (found.resting is not None)
     if (move := reply.move) is not None:
         assert plain - reply.seconds > BETTER * move.seconds
         assert move.loaded <= move.ready <= move.seconds < reply.seconds
         assert reply.ttft < move.ready
         assert 1 < move.token < tokens
+        assert move.cut == found.target
         assert fits(problem.task, move.cut)
         assert fit_together(problem, start, move.cut)
     else:
-        assert per_token(problem.task, found.resting or ()) < per_token(problem.task, start)
+        assert per_token(problem.task, found.target) < per_token(problem.task, start)
 
 
 def test_a_placement_takes_over_after_the_least_tokens_that_hide_its_load() -> None:
@@ -100,9 +100,8 @@ def test_moving_pays_in_long_replies_only() -> None:
     assert short is not None
     assert long is not None
     assert short.reply.move is None
-    assert len(short.rest) == 1  # for the next reply
+    assert len(short.following) == 1  # for the next reply
     assert long.reply.move is not None
-    assert long.rest == ()
     assert long.reply.seconds < 0.95 * long.unmoved.seconds
     assert planned(problem_of(1024), ALONE) is None
 

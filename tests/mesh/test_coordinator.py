@@ -372,7 +372,7 @@ def test_a_device_that_cannot_take_over_costs_nothing(home: Home, whole: Whole) 
 
 
 def test_after_the_reply_the_model_lies_where_the_next_one_is_fastest(home: Home, whole: Whole) -> None:
-    home.mesh.move([], rest=alone("c"))
+    home.mesh.move([alone("c")], between=True)
     session = home.verifier.open(GenerationState())
     first = write(asker(session), PROMPT, 4)
     assert home.mesh.coming() is None
@@ -388,7 +388,7 @@ def test_after_the_reply_the_model_lies_where_the_next_one_is_fastest(home: Home
 
 
 def test_a_next_pipeline_that_was_idle_for_long_comes_again_after_the_next_reply(home: Home) -> None:
-    home.mesh.move([], rest=alone("c"))
+    home.mesh.move([alone("c")], between=True)
     session = home.verifier.open(GenerationState())
     write(asker(session), PROMPT, 2)
     session.close()

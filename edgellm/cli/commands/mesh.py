@@ -188,7 +188,7 @@ def over_devices(
     layers: Any = split
     if described is not None:
         layers = place_described(file, read_fleet(described), workload)
-        if layers.phases is not None and layers.phases.following:
+        if layers.phases is not None and layers.phases.sentence:
             say(layers.phases.sentence, style="dim")
     elif split == AUTO:
         layers = _placed(models, file, workload, over_rpc=choice.over_rpc, explain=explain)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgellm.diagnostics import Finding
     from edgellm.http.running_servers import RunningServer
 
-_GRACE_SECONDS = 20.0  # limit for replies in flight, and for the rest of the end
+_SECONDS = 30.0  # limit for the end of a server with its replies in flight, and for a call of systemctl
 _START = "Start one with: edgellm serve"
 
 
@@ -73,7 +73,7 @@ def stop(what: str | None = typer.Argument(None, metavar="[MODEL|PORT]", show_de
         ports = ", ".join(str(server.port) for server in named)
         raise InvalidOption(f"{len(named)} servers are running, at the ports {ports}.", "Name one of them.")
     for server in named:
-        if not server.stop(_GRACE_SECONDS):
+        if not server.stop(_SECONDS):
             what = f"Process {server.process} has been asked to end, and still runs."
             raise ServerUnreachable(what, "Its replies may take long; wait.")
         ui.say(f"The server at port {server.port} has ended.")
@@ -116,7 +116,6 @@ def _time(seconds: float) -> str:
 
 
 UNIT = "edgellm.service"
-_SECONDS = 30.0  # limit for a call of systemctl
 _KEPT = ("EDGELLM_HOME", "EDGELLM_INTERFACE", "EDGELLM_MODELS", "EDGELLM_PAIR", "HF_HOME", "HF_HUB_CACHE",
          "HF_ENDPOINT", "HF_HUB_OFFLINE")  # fmt: skip
 """The variables that a service needs to find the same files and networks; no token is written into a unit."""
