@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from edgellm.upstream.gateway.backend import GatewayBackend
     from edgellm.verifier.worker import ColocatedVerifier
 
-_PLANNED = 512  # tokens of a reply, for a plan before the first request
 _STOP_HINT = "Ctrl-C finishes requests in flight, then stops; a second one stops at once."
 
 
@@ -107,7 +106,7 @@ def _over_devices(asked: Asked) -> ServedModel:
     from edgellm.cli.commands.mesh import over_devices
 
     sessions = asked.http.replies or 2  # every device reserves memory for each
-    llm, opened = over_devices(asked.models, _PLANNED, asked.hardware, sessions=sessions)
+    llm, opened = over_devices(asked.models, asked.replies.max_tokens, asked.hardware, sessions=sessions)
     recorder = None if opened is None else MeshRecorder(opened)
     return ServedModel(llm, llm.name, options=asked.replies, recorder=recorder, replies=sessions)
 

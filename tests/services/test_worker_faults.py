@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.cli.commands.serve import WorkerOptions
+from edgellm.cli.server_options import WorkerOptions
 from edgellm.cli.serving import start_worker
 from edgellm.engine import ModelFile, check_gguf
 from edgellm.errors import DeviceLost, InvalidOption, MemoryShort
