@@ -129,7 +129,7 @@ class Chat:
     def ask(self, prompt: str, **changes: Any) -> Reply:
         """Return the reply to `prompt`, which is not kept after an error, by the options but for some `changes`."""
         if self._reports is not None:
-            self._reports.on_request()
+            self._reports.reply_started()
         sent = {text for turn in self._turns for text in turn.question.context}
         question = Message("user", prompt, context=tuple(one for one in self.context.values() if one not in sent))
         self._asked = ChatTurn(question)

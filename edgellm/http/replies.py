@@ -334,7 +334,7 @@ class RequestHandler:
             raise
 
     def _run(self, job: _Job, starts: Sequence[StartReply], recorder: MeshRecorder | None) -> None:
-        """Write the replies. The `recorder` asks devices about them only after the client has all of them."""
+        """Write the replies, of which the `recorder` keeps the times of the last one."""
         summary = None
         if recorder is not None:
             recorder.reply_started()

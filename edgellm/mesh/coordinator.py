@@ -79,7 +79,7 @@ class NextPipeline:
     @property
     def loaded(self) -> bool:
         """Return whether all layers are loaded."""
-        if not self._loaded_at and all(record.whole for record in self.pipeline.records):
+        if not self._loaded_at and self.pipeline.whole:
             self._loaded_at = perf_counter()
         return self._loaded_at > 0.0
 

@@ -1,21 +1,18 @@
 """The messages between the coordinator and the stages of a mesh."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from edgellm.engine import Floats, Ids
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
-from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageTimes
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import Verdict
 from edgellm.storage.layer_pieces import LayerPiece
 
 MAX_ROWS = 256
 """The most rows of a micro-batch, which may have one more: longer micro-batches are no faster, and stages wait."""
-
-MAX_SPANS = 2048
-"""The most spans of a trace."""
 
 MAX_LOGIT_BYTES = 8 * 2**20
 """The most bytes of logits in an answer, half of a message."""
@@ -51,12 +48,21 @@ class StageSpec:
         return self.layers.stop == self.n_layers
 
 
+class Took(NamedTuple):
+    """The seconds for which a stage `held` a micro-batch with a request, and for which it has been `computing` since
+    the one before."""
+
+    held: float = 0.0
+    computing: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Positions of a session from `start` on, on their way through the stages: as ids (n,), later as rows (n, n_embd).
 
     They replace everything that the session had from `start` on. `number` grows with every micro-batch of a pipeline.
-    If there is a `request`, the last rows are judged: its draft's rows, and the row before them.
+    If there is a `request`, the last rows are judged: its draft's rows, and the row before them; the stage that it has
+    left tells what it `took`.
     """
 
     session: int
@@ -64,6 +70,7 @@ class MicroBatch:
     start: int
     data: Ids | Floats
     request: VerifyRequest | None = None
+    took: Took = Took()
 
     @property
     def outputs(self) -> int:
@@ -78,6 +85,7 @@ class StageAnswer:
     number: int
     verdict: Verdict
     logits: Floats | None = None
+    took: Took = Took()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +104,5 @@ class StageLost:
     blamed: bool = True
 
 
-Event: TypeAlias = StageLoaded | MicroBatch | StageAnswer | Failed | StageTimes | StageLost
+Event: TypeAlias = StageLoaded | MicroBatch | StageAnswer | Failed | StageLost
 """A stage's output: a `MicroBatch` has the rows for the next stage."""

@@ -6,23 +6,22 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from edgellm.engine import Ids
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
-from edgellm.mesh.messages import MAX_ROWS, Event, Failed, MicroBatch, StageAnswer, StageLost, StageSpec
+from edgellm.mesh.messages import MAX_ROWS, Event, Failed, MicroBatch, StageAnswer, StageLost, StageSpec, Took
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageSpan, StageTimes
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import NO_IDS
 
 ANSWER_SECONDS = 300.0
 """The deadline for each micro-batch of the oldest open request, since a request was settled or layers were loaded:
 other reports of devices cannot put it off."""
-_TRACE_SECONDS = 2.0  # limit for the stages' traces
 _DAMAGED = (
     f"{SAME_VERSION} If they do, the model's file there may be damaged: pull it again, or deploy its layers again."
 )
@@ -31,9 +30,9 @@ _DAMAGED = (
 @dataclass(slots=True, eq=False)
 class _Asked:
     """A request that is not answered yet, and its micro-batches by number, each with the furthest stage that is known
-    to have it."""
+    to have it, and the time when it was sent there."""
 
-    batches: dict[int, tuple[int, MicroBatch]] = field(default_factory=dict)
+    batches: dict[int, tuple[int, MicroBatch, float]] = field(default_factory=dict)
     answer: Future[StageAnswer] = field(default_factory=Future)
 
 
@@ -50,9 +49,6 @@ class StageHost(Protocol):
         """Start the stage of a `pipeline`. `post` is called with every event, from any thread."""
 
     def send(self, batch: MicroBatch) -> None: ...
-
-    def trace(self) -> None:
-        """Have the stage post its spans since the last call."""
 
     def close(self) -> None:
         """Release the stage, which is not needed any more."""
@@ -82,59 +78,44 @@ class LocalStageHost:
             if self._post is not None:
                 self._post(Failed(batch.number, error))
 
-    def trace(self) -> None:
-        if self._stage is not None:
-            self._stage.trace()
-
     def close(self) -> None:
         stage, self._stage = self._stage, None
         if stage is not None:  # a load under way is not worth waiting for
             threading.Thread(target=stage.close, daemon=True).start()
 
 
+class Crossing(NamedTuple):
+    """When a stage had received a request's last micro-batch, and had `finished` it, on this process's `perf_counter`,
+    where the ways there and back take as long; and its seconds of `computing` for the request."""
+
+    received: float
+    finished: float
+    computing: float
+
+
 class StageRecord:
-    """The reports of one stage: loaded layers, spans, and when its clock began, on this process's `perf_counter`."""
+    """The reports of one stage: its loaded layers, when they were, and how the first request has crossed it."""
 
     def __init__(self, host: StageHost, work: StageSpec) -> None:
-        """Begin: the stage is requested now."""
         self.host, self.work = host, work
-        self.loaded = 0
-        self.spans: list[StageSpan] = []
-        self._requested = self._asked = perf_counter()
-        self.began = self._requested
-        self._traced = threading.Event()  # set unless a trace is waited for
-        self._traced.set()
-
-    def ask_trace(self) -> None:
-        """Ask for the spans since the last call."""
-        self.spans.clear()
-        self._traced.clear()
-        self._asked = perf_counter()
-        self.host.trace()
-
-    def wait_for_trace(self, seconds: float) -> None:
-        """Wait for the trace that was asked for; one that comes later is dropped."""
-        self._traced.wait(seconds)
-        self._traced.set()
-
-    def keep_trace(self, trace: StageTimes) -> None:
-        """Keep a stage's spans, if they were asked for."""
-        if not self._traced.is_set():
-            self.observe(trace.at, self._asked)
-            self.spans.extend(trace.spans)
-            self._traced.set()
-
-    def observe(self, at: float, sent: float | None = None) -> None:
-        """Record a message, written `at` seconds on the stage's clock, which has just arrived. Written after the
-        question that was `sent`, if any, it is taken to come from the middle of that time."""
-        now = perf_counter()
-        written = now if sent is None else (sent + now) / 2
-        self.began = min(max(self._requested, written - at), now)
+        self.loaded, self.loaded_at = 0, 0.0
+        self.crossing: Crossing | None = None
 
     def has_loaded(self, layers: int) -> bool:
         """Record that the stage has loaded `layers` layers; return whether it has loaded more since the last call."""
-        more, self.loaded = layers > self.loaded, max(layers, self.loaded)
+        if more := layers > self.loaded:
+            self.loaded, self.loaded_at = layers, perf_counter()
         return more
+
+    def passed(self, sent: float, took: Took) -> None:
+        """Record that a request's last micro-batch, which was `sent` to the stage, comes out of it; the first time."""
+        now = perf_counter()
+        way = max(0.0, now - sent - took.held) / 2.0
+        self.crossing = self.crossing or Crossing(sent + way, now - way, took.computing)
+
+    def forget(self) -> None:
+        """Record the next crossing."""
+        self.crossing = None
 
     @property
     def whole(self) -> bool:
@@ -172,14 +153,15 @@ class Pipeline:
             for end in (*range(rows, len(ids) - len(request.draft), rows), len(ids)):
                 self._sent += 1
                 judged = request if end == len(ids) else None
-                asked.batches[self._sent] = 0, MicroBatch(session, self._sent, start + begin, ids[begin:end], judged)
+                batch = MicroBatch(session, self._sent, start + begin, ids[begin:end], judged)
+                asked.batches[self._sent] = 0, batch, perf_counter()
                 self._open[self._sent], begin = asked, end
             self._held[session] = np.concatenate((self.held(session)[:start], ids)).astype(np.int32)
             batches, lost = list(asked.batches.values()), self.lost
         if lost is not None:
             self._fail(*lost)
             return asked.answer
-        for _, batch in batches:
+        for _, batch, _ in batches:
             self.records[0].host.send(batch)
         return asked.answer
 
@@ -191,15 +173,15 @@ class Pipeline:
         """Take the stages' caches to hold nothing for a session: an error has left them unknown."""
         self._held.pop(session, None)
 
-    def measured(self) -> list[StageRecord]:
-        """Return the records, each with the stage's spans since the last call; a stage that does not answer in time has
-        none."""
+    @property
+    def whole(self) -> bool:
+        """Return whether all stages report that their layers are loaded."""
+        return all(record.whole for record in self.records)
+
+    def measure(self) -> None:
+        """Have the records keep how the next request with a verdict crosses the stages."""
         for record in self.records:
-            record.ask_trace()
-        until = perf_counter() + (_TRACE_SECONDS if self.lost is None else 0.0)
-        for record in self.records:
-            record.wait_for_trace(max(0.0, until - perf_counter()))
-        return self.records
+            record.forget()
 
     def close(self) -> None:
         """Release the stages; pending requests fail."""
@@ -220,16 +202,14 @@ class Pipeline:
                 self._forward(at, event)
             case StageAnswer():
                 if (asked := self._settled(event.number)) is not None:
+                    record.passed(asked.batches[event.number][2], event.took)
                     asked.answer.set_result(event)
             case Failed():
                 if (asked := self._settled(event.number)) is not None:
                     asked.answer.set_exception(event.error)
             case StageLoaded():
                 if record.has_loaded(event.layers):
-                    record.observe(event.at)
                     self._moved = perf_counter()
-            case StageTimes():
-                record.keep_trace(event)
             case StageLost():
                 self._record_loss(record.host.name, event)
         if self._retired and not self._open:
@@ -252,12 +232,14 @@ class Pipeline:
             elif (asked := self._open.get(number)) is None:
                 return
             else:
-                before, batch = asked.batches[number]
+                before, batch, sent = asked.batches[number]
                 if at < before:
                     wrong = f"Micro-batch {number} was forwarded twice."
                 elif data.ndim != 2 or len(data) != len(batch.data) or not np.isfinite(data).all():
                     wrong = f"A stage sent {len(data)} rows for {len(batch.data)} positions, or NaN or infinity."
-                asked.batches[number] = at + 1, batch
+                asked.batches[number] = at + 1, batch, perf_counter()
+                if batch.request is not None:
+                    self.records[at].passed(sent, reported.took)
         if wrong:
             self._record_loss(self.records[at].host.name, StageLost(ProtocolError(wrong, _DAMAGED)))
         else:
@@ -268,7 +250,7 @@ class Pipeline:
         at = next(at for at, record in enumerate(self.records) if record.host is host)
         with self._lock:
             asked = [batch for one in self._open.values() for batch in one.batches.values()]
-        return not self.records[at].whole or any(place == at for place, _ in asked)
+        return not self.records[at].whole or any(place == at for place, *_ in asked)
 
     def judged(self, number: int) -> VerifyRequest | None:
         """Return the request that an answer to a micro-batch is for; None if it is no longer pending. Raises
@@ -286,7 +268,7 @@ class Pipeline:
             if not self._open:
                 return False
             batches = next(iter(self._open.values())).batches
-            at = min(at for at, _ in batches.values())  # the first stage that has not forwarded one
+            at = min(at for at, *_ in batches.values())  # the first stage that has not forwarded one
         if perf_counter() - self._moved > ANSWER_SECONDS * len(batches):
             at = next((at for at, record in enumerate(self.records) if not record.whole), at)
             error = DeviceLost(

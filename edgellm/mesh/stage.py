@@ -22,41 +22,13 @@ from edgellm.engine import Block, ContextSpec, Floats, Ids, Model
 from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ModelCorrupt, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import require
-from edgellm.mesh.messages import MAX_ROWS, MAX_SPANS, Event, Failed, MicroBatch, StageAnswer, StageLost, StageSpec
+from edgellm.mesh.messages import MAX_ROWS, Event, Failed, MicroBatch, StageAnswer, StageLost, StageSpec, Took
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageSpan, StageTimes
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded
 from edgellm.spec.verification import Judgement
 
 _log = logging.getLogger(__name__)
-_MERGED = 2e-3  # seconds: spans with a shorter gap between them are reported as one
-_CUTTING = 0.02  # seconds: a file that is there is opened in less
 MAX_QUEUED_ROWS = 4  # waiting rows per position of every session: abandoned micro-batches still pass through
-
-
-class Trace:
-    """The spans of a stage, on a clock that begins with it."""
-
-    def __init__(self) -> None:
-        self._began = perf_counter()
-        self._spans: list[StageSpan] = []
-
-    @property
-    def clock(self) -> float:
-        """Return the seconds since the stage was made."""
-        return perf_counter() - self._began
-
-    def record(self, kind: str, what: int, begin: float, end: float) -> None:
-        """Record a span; computing right after computing is one span."""
-        before = self._spans[-1] if self._spans else None
-        if kind == "compute" and before is not None and before.kind == kind and begin - before.end < _MERGED:
-            before.MergeFrom(StageSpan(end=end))
-        elif len(self._spans) < MAX_SPANS:
-            self._spans.append(StageSpan(kind=kind, what=what, begin=begin, end=end))
-
-    def take(self) -> list[StageSpan]:
-        """Return the spans since the last call."""
-        spans, self._spans = self._spans, []
-        return spans
 
 
 SHORT_ROWS = 64
@@ -65,10 +37,12 @@ SHORT_ROWS = 64
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A micro-batch in a stage. Its `data` has gone through the first `at` blocks, in `seconds` seconds of passes."""
+    """A micro-batch in a stage since it `arrived`. Its `data` has gone through the first `at` blocks, in `seconds`
+    seconds of passes."""
 
     batch: MicroBatch
     data: Ids | Floats
+    arrived: float
     at: int = 0
     seconds: float = 0.0
 
@@ -100,7 +74,7 @@ class StageQueue:
         return sum(len(entry.data) for entry in self._queue)
 
     def put(self, batch: MicroBatch) -> None:
-        self._queue.append(InFlight(batch, batch.data))
+        self._queue.append(InFlight(batch, batch.data, perf_counter()))
 
     def remove(self, entry: InFlight) -> None:
         """Remove a micro-batch that has gone through, or has failed."""
@@ -145,10 +119,11 @@ class Stage:
         self._reservation = cache.reserve(work, model, self._files)
         self._cache, self._post = cache, post
         self._parts: list[_Part] = []
-        self._queue, self._trace = StageQueue(), Trace()
+        self._queue = StageQueue()
         self._changed = threading.Condition()
         self._closed = False
         self._steps = 0
+        self._computing = 0.0  # seconds of passes since the last micro-batch with a request
         self._share = 0.0  # share of the file being loaded
         self._used = perf_counter()  # time of the last work
         self._threads = [
@@ -178,12 +153,6 @@ class Stage:
         for thread in self._threads:
             thread.start()
 
-    def trace(self) -> None:
-        """Post the spans since the last call."""
-        with self._changed:
-            spans = self._trace.take()
-        self._post(StageTimes(spans=spans, at=self._trace.clock))
-
     def put(self, batch: MicroBatch) -> None:
         """Queue a micro-batch. Raises ProtocolError: the micro-batch does not fit this stage, or too many rows wait
         already."""
@@ -192,8 +161,6 @@ class Stage:
             if self._queue.rows + len(batch.data) > MAX_QUEUED_ROWS * self.work.sessions * self.work.context:
                 raise ProtocolError("The queue has more micro-batches than all sessions can use.", "Wait for answers.")
             self._queue.put(batch)
-            now = self._trace.clock
-            self._trace.record("got", batch.number, now, now)
             self._changed.notify_all()
 
     def touch(self) -> None:
@@ -235,8 +202,7 @@ class Stage:
         for file in self._files:
             if self._closed:
                 return
-            begins = [self._trace.clock]
-            model = self._cache.acquire(file, set_share, lambda: begins.append(self._trace.clock))  # noqa: B023
+            model = self._cache.acquire(file, set_share)
             try:
                 block = self._block(model, file.layers)
             except BaseException:
@@ -245,12 +211,9 @@ class Stage:
             with self._changed:
                 self._parts.append(_Part(block, model, file.layers.last))
                 self._share = 0.0
-                if begins[-1] - begins[0] > _CUTTING:
-                    self._trace.record("cut", file.layers.start, begins[0], begins[-1])
-                self._trace.record("load", file.layers.start, begins[-1], self._trace.clock)
                 self._used = perf_counter()
                 self._changed.notify_all()
-            self._post(StageLoaded(layers=self._loaded, at=self._trace.clock))
+            self._post(StageLoaded(layers=self._loaded))
 
     def _block(self, model: Model, layers: LayerRange) -> Block:
         """Return a block that computes these layers, which `model` holds. Raise ModelCorrupt where it does not."""
@@ -278,21 +241,20 @@ class Stage:
 
     def _step(self, entry: InFlight) -> None:
         """Take a micro-batch through one block."""
-        begin, part, batch = self._trace.clock, self._parts[entry.at], entry.batch
+        began, part, batch = perf_counter(), self._parts[entry.at], entry.batch
         try:
             rows = part.block.forward(entry.data, start=batch.start, seq=batch.session, outputs=batch.outputs)
         except EdgeError as error:
             self._remove(entry, Failed(batch.number, error))
             return
         self._steps += 1
+        seconds = perf_counter() - began
+        self._computing += seconds
         last = part.last == self.work.layers.last
         # The rows are copied, because the block reuses their memory before they have moved on.
-        entry.advance(None if last else rows.copy(), self._trace.clock - begin)
-        result = self._result(entry, rows) if last else None
-        with self._changed:
-            self._trace.record("compute", batch.number, begin, self._trace.clock)
+        entry.advance(None if last else rows.copy(), seconds)
         if last:
-            self._remove(entry, result)
+            self._remove(entry, self._result(entry, rows))
 
     def _remove(self, entry: InFlight, event: Event | None) -> None:
         """Remove a micro-batch from the queue, and post its result, if there is one."""
@@ -307,9 +269,11 @@ class Stage:
 
         The last stage applies the verification rule, so that verdicts travel instead of rows of a large vocabulary.
         """
-        batch, request = entry.batch, entry.batch.request
+        batch, request, took = entry.batch, entry.batch.request, Took()
+        if request is not None:
+            took, self._computing = Took(perf_counter() - entry.arrived, self._computing), 0.0
         if not self.work.ends:
-            return replace(batch, data=rows.copy())
+            return replace(batch, data=rows.copy(), took=took)
         if request is None:
             return None
         try:
@@ -319,7 +283,7 @@ class Stage:
         except EdgeError as error:
             return Failed(batch.number, error)
         verdict = replace(judgement.verdict(), seconds=entry.seconds)
-        return StageAnswer(batch.number, verdict, rows.copy() if request.logits else None)
+        return StageAnswer(batch.number, verdict, rows.copy() if request.logits else None, took)
 
 
 def check(batch: MicroBatch, work: StageSpec) -> None:

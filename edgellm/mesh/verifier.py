@@ -14,7 +14,6 @@ from edgellm.engine import common_prefix
 from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import MAX_LOGIT_BYTES, MAX_ROWS, StageAnswer
-from edgellm.mesh.pipeline import StageRecord
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, wait_for_result
 from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import GREEDY, NO_CHUNK, NO_IDS, Chunk, Floats, Verdict
@@ -45,11 +44,6 @@ class MeshVerifier(Verifier):
         self.mesh.pipeline()
         sequence = _Sequence(self)
         return Session(state, sequence.send, grammar=self._grammar, ready=sequence.ready, close=sequence.close)
-
-    def measured(self) -> list[StageRecord]:
-        """Return the records with every stage's spans since the last call; empty if no pipeline is open."""
-        pipeline = self.mesh.current()
-        return [] if pipeline is None else pipeline.measured()
 
     def close(self) -> None:
         self.mesh.close()

@@ -192,12 +192,8 @@ class WeightCache:
             self._reserved -= size
             self._freed.notify_all()
 
-    def acquire(
-        self, file: LayerFile, progress: Callable[[float], None] | None = None,
-        there: Callable[[], object] = lambda: None,
-    ) -> Model:  # fmt: skip
+    def acquire(self, file: LayerFile, progress: Callable[[float], None] | None = None) -> Model:
         """Return the layers of a file, loaded if they are not in memory. The caller gives them back with `give_back`.
-        `there` is called when loading begins: before that, the file may have to be cut from a model.
         Raises LayersMissing: the file is no longer on this device; MemoryShort: what is in use leaves no room for it;
         ModelCorrupt, ModelUnsupported: it cannot be loaded; StoreFull, DiskFull, LayersRefused: it had to be cut, and
         there is no room."""
@@ -211,7 +207,6 @@ class WeightCache:
         if mine:
             try:
                 path = entry.open.enter_context(file.using())
-                there()
                 model = Model.load(path, LoadSpec(self.unit.hardware), progress=progress)
                 entry.open.callback(model.close)
                 entry.model.set_result(model)

@@ -111,17 +111,14 @@ def write_event(event: messages.Event, half: bool) -> pb.Report:
         case pb.StageLoaded():
             return pb.Report(loaded=event)
         case messages.MicroBatch():
-            return pb.Report(onward=write_micro_batch(event, half))
+            return pb.Report(onward=write_micro_batch(event, half), **event.took._asdict())
         case messages.StageAnswer():
             logits = b"" if event.logits is None else event.logits.astype("<f4").tobytes()
-            return pb.Report(
-                answer=pb.StageAnswer(verdict=codec.write_verdict(event.number, event.verdict).verdict, logits=logits)
-            )
+            verdict = codec.write_verdict(event.number, event.verdict).verdict
+            return pb.Report(answer=pb.StageAnswer(verdict=verdict, logits=logits), **event.took._asdict())
         case messages.Failed():
             error = event.error
             return pb.Report(failed=pb.StageFailed(number=event.number, what=error.what, next_step=error.next_step))
-        case pb.StageTimes():
-            return pb.Report(times=event)
     raise event.error
 
 
@@ -131,25 +128,20 @@ def read_event(
     """Return the event in a stage's report, checked against the request that a micro-batch of that number is `judged`
     for; None for a sign of life, and an answer that is no longer due. Raises ProtocolError: it violates the
     protocol."""
+    took = messages.Took(_seconds(message.held), _seconds(message.computing))
     match message.WhichOneof("report"):
         case "loaded":
             if message.loaded.layers > len(work.layers):
                 codec.refuse(f"A stage of {len(work.layers)} layers reports that {message.loaded.layers} are loaded.")
-            return pb.StageLoaded(layers=message.loaded.layers, at=_seconds(message.loaded.at))
+            return message.loaded
         case "onward":
-            return read_micro_batch(message.onward, work)
+            return replace(read_micro_batch(message.onward, work), took=took)
         case "answer":
-            return _answer(message.answer, work, judged(message.answer.verdict.round))
+            answer = _answer(message.answer, work, judged(message.answer.verdict.round))
+            return None if answer is None else replace(answer, took=took)
         case "failed":
             what, next_step = message.failed.what[: codec.SAID], message.failed.next_step[: codec.SAID]
             return messages.Failed(message.failed.number, InvalidOption(what, next_step))
-        case "times":
-            spans = [
-                one
-                for one in message.times.spans[: messages.MAX_SPANS]
-                if math.isfinite(one.begin) and math.isfinite(one.end)
-            ]
-            return pb.StageTimes(spans=spans, at=_seconds(message.times.at))
         case None:
             codec.refuse("A report is empty.")
     return None
@@ -172,10 +164,10 @@ def _answer(
     return messages.StageAnswer(number, verdict, logits)
 
 
-def _seconds(at: float) -> float:
-    if not math.isfinite(at):
-        codec.refuse(f"A stage's clock shows {at} seconds, which is invalid.")
-    return at
+def _seconds(taken: float) -> float:
+    if not 0.0 <= taken < math.inf:
+        codec.refuse(f"A stage reports {taken} seconds, which is invalid.")
+    return taken
 
 
 def write_working(progress: tuple[float, int]) -> pb.Report:

@@ -10,12 +10,10 @@ import pytest
 from rich.console import Console
 
 from edgellm.cli.views.mesh_view import measured_chart, print_timeline
-from edgellm.coldstart.phases import Move
 from edgellm.coldstart.plan import PlannedStage, PlanOption
 from edgellm.layer_range import HERE, LayerRange, StageShare
-from edgellm.llm.mesh_timeline import Measured
+from edgellm.llm.mesh_timeline import comparison
 from edgellm.mesh import deploy as deploying
-from edgellm.mesh.coordinator import TakeOver
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.trust import Trust
@@ -188,18 +186,18 @@ def test_a_device_that_refuses_is_said_and_the_others_go_on(edge: Edge, stores: 
 def test_a_short_computation_at_the_end_is_drawn(begin: float) -> None:
     end = begin + 0.001
     stage = PlannedStage(LayerRange(0, 12), 0.1, 0.8, 0.0, 0.9, 0.001, end, "desktop", 1.0, "")
-    did = {"loading": ((0.0, 0.1),), "computing": ((begin, end),)}
-    line, _legend = measured_chart(Measured(PlanOption((stage,), 1.0, 0.01, 1.0), (did,)), None, 20)
+    line, _legend = measured_chart(comparison(PlanOption((stage,), 1.0, 0.01, 1.0), None), 20)
     assert line.plain.startswith("desktop  run   ░")
     assert "█" in line.plain
 
 
 def test_a_reply_in_phases_shows_its_moves_beside_the_plan() -> None:
-    planned = Move(((0, 12),), 2.0, 2.5, 40, 2.6)
-    move = TakeOver((StageShare(HERE, LayerRange(0, 12)),), 0.0, 2.25, 2.75, 3.0, 43)
+    planned = {"after_token": 40, "at_s": 2.6, "loaded_s": 2.0, "ready_s": 2.5}
+    stage = StageShare(HERE, LayerRange(0, 12)).to_json()
+    move = {"after_token": 43, "at_s": 3.0, "loaded_s": 2.25, "ready_s": 2.75, "stages": [stage], "planned": planned}
     console = Console(width=100, record=True, file=StringIO())
     plan = PlanOption((), 1.0, 0.02, 5.0)
-    print_timeline(console, Measured(PlanOption((), 1.5, 0.02, 6.0), moves=(move,), planned=planned), plan)
+    print_timeline(console, comparison(PlanOption((), 1.5, 0.02, 6.0), plan, [move]))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "44 (41) here 1-12 2.25 s (2.00 s) 2.75 s (2.50 s) 3.00 s (2.60 s)" in lines
     assert "last token 6.00 s (5.00 s)" in lines

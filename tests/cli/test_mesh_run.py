@@ -65,8 +65,8 @@ def test_the_stages_as_json_with_drafts_in_blocks_and_the_time_before_the_reply(
     edge: Edge, worker: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late(Reports):
-        def __init__(self, opened: OpenedMesh, *, as_json: bool) -> None:
-            super().__init__(opened, as_json=as_json)
+        def __init__(self, opened: OpenedMesh, *, asked: bool, as_json: bool) -> None:
+            super().__init__(opened, asked=asked, as_json=as_json)
             sleep(0.3)
 
     monkeypatch.setattr("edgellm.cli.views.mesh_view.Reports", Late)
@@ -79,7 +79,7 @@ def test_the_stages_as_json_with_drafts_in_blocks_and_the_time_before_the_reply(
     for one in mesh["mesh"]["stages"]:
         assert 0.0 < one["measured"]["load_s"] <= one["measured"]["finish_s"]
         assert one["planned"] is None
-    assert any(one["measured"]["compute_s"] > 0.0 for one in mesh["mesh"]["stages"])  # clocks differ a little
+        assert one["measured"]["compute_s"] > 0.0
 
 
 def test_where_nobody_is_left_it_says_so(edge: Edge) -> None:

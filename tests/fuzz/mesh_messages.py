@@ -4,12 +4,12 @@ import numpy as np
 
 from edgellm.errors import ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageSpec
+from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageSpec, Took
 from edgellm.mesh.stage import check
 from edgellm.rpc.layers import read_manifest, read_places
 from edgellm.rpc.measuring import read_blocks, read_figures
 from edgellm.rpc.protos import PROTOCOL, layers_pb2, mesh_pb2, parse_message
-from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageSpan, StageTimes
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded
 from edgellm.services import mesh_codec
 from edgellm.services.mesh_codec import read_event, read_work, write_event, write_micro_batch, write_work
 from edgellm.spec.protocols import VerifyRequest
@@ -67,8 +67,8 @@ def readers() -> list[Reader]:
     verdict = Verdict(1, np.array([9], np.int32), 0.1)
     logits = np.zeros((3, WORK.n_vocab), np.float32)
     events: list[Event] = [
-        StageLoaded(layers=3, at=0.5), MicroBatch(1, 2, 8, _ROWS), StageAnswer(NUMBER, verdict, logits),
-        Failed(NUMBER, ProtocolError("No.", "Ask again.")), StageTimes(spans=[StageSpan(kind="load", what=1, end=0.5)]),
+        StageLoaded(layers=3), MicroBatch(1, 2, 8, _ROWS, took=Took(0.5, 0.2)), StageAnswer(NUMBER, verdict, logits),
+        Failed(NUMBER, ProtocolError("No.", "Ask again.")),
     ]  # fmt: skip
     reports = [write_event(event, half=True) for event in events]
     piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))

@@ -69,9 +69,7 @@ def test_the_status_has_what_each_device_did_for_the_last_reply(server: HttpServ
         assert last["token_s"] > 0.0
         assert last["planned_ttft_s"] > 0.0
         assert all(stage["planned"]["finish_s"] > 0.0 for stage in last["stages"])
-        assert any(stage["measured"]["compute_s"] > 0.0 for stage in last["stages"])  # clocks differ a little
-        spans = [span for stage in last["stages"] for span in stage["measured"]["computing"]]
-        assert all(0.0 <= begin <= end <= last["ttft_s"] for begin, end in spans)
+        assert all(0.0 < stage["measured"]["compute_s"] < last["ttft_s"] for stage in last["stages"])
     assert last["stages"][0]["measured"]["load_s"] == 0.0  # the second one found everything loaded
 
 

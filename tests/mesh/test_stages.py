@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -13,11 +12,11 @@ from edgellm.engine import Block, cut
 from edgellm.errors import DeviceLost, InvalidOption, LayersMissing, ProtocolError
 from edgellm.layer_range import LayerRange, ranges
 from edgellm.mesh import pipeline
-from edgellm.mesh.messages import Event, MicroBatch, StageAnswer, StageLost, StageSpec
-from edgellm.mesh.pipeline import LocalStageHost, Pipeline, Post, StageHost, StageRecord
-from edgellm.mesh.stage import Stage, Trace, check
+from edgellm.mesh.messages import Event, MicroBatch, StageAnswer, StageLost, StageSpec, Took
+from edgellm.mesh.pipeline import LocalStageHost, Pipeline, Post, StageHost
+from edgellm.mesh.stage import Stage, check
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageTimes
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded
 from edgellm.spec.types import GREEDY, Chunk, Verdict
 from tests.engine.logits import some_ids
 from tests.mesh.folder import FolderLayers, warm
@@ -104,13 +103,6 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
     assert (int(loaded), steps) == (8, 32)
     slow.go.set()
     posted.wait(lambda event: not isinstance(event, StageLoaded))
-    stage.trace()
-    times = posted.wait(lambda event: isinstance(event, StageTimes))
-    assert isinstance(times, StageTimes)
-    loads = [span for span in times.spans if span.kind == "load"]
-    first = next(span for span in times.spans if span.kind == "compute")
-    assert [span.what for span in loads] == list(range(12))
-    assert first.begin < loads[-1].end
     stage.close()
 
 
@@ -224,14 +216,6 @@ def test_what_no_stage_before_would_send(verifier_cut: Cut, first: int, batch: M
         check(batch, work)
 
 
-def test_what_follows_at_once_is_told_as_one() -> None:
-    trace = Trace()
-    for at in range(5):
-        trace.record("compute", at, at * 1e-3, at * 1e-3 + 5e-4)
-    trace.record("compute", 9, 1.0, 2.0)
-    assert [(span.what, round(span.end, 6)) for span in trace.take()] == [(0, 4.5e-3), (9, 2.0)]
-
-
 IDS = np.arange(3, dtype=np.int32)
 FORWARDED = np.ones((3, 8), np.float32)
 
@@ -247,8 +231,6 @@ class SilentHost:
 
     def send(self, batch: MicroBatch) -> None:
         self.sent.append(batch)
-
-    def trace(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -337,24 +319,13 @@ def test_a_stage_owes_an_answer_while_it_has_rows_or_loads(some_work: StageSpec)
     assert [pipeline.owes(host) for host in hosts] == [False, True]
 
 
-@pytest.fixture
-def record(now: list[float]) -> StageRecord:
-    assert now
-    return StageRecord(cast(StageHost, None), cast(StageSpec, None))
-
-
-def test_an_answer_tells_from_both_sides(now: list[float], record: StageRecord) -> None:
-    now[0] = 104.0
-    record.observe(0.1)  # made at 103.0, and 0.9 s on the way
-    assert record.began == pytest.approx(103.9)
-    now[0] = 106.4
-    record.observe(3.2, 106.0)  # asked at 106.0, written at 106.2
-    assert record.began == pytest.approx(103.0)
-
-
-@pytest.mark.parametrize("at", [-1e9, 0.0, 1e9])
-def test_an_impossible_time_moves_it_no_further_than_can_be(now: list[float], record: StageRecord, at: float) -> None:
-    now[0] = 101.0
-    record.observe(at)
-    record.observe(at, 100.5)
-    assert 100.0 <= record.began <= 101.0
+def test_a_crossing_is_timed_from_both_sides(now: list[float], some_work: StageSpec) -> None:
+    made, hosts = silent(some_work, 2)
+    now[0] += 3.0
+    hosts[0].post(MicroBatch(0, 1, 0, FORWARDED, took=Took(2.0, 1.5)))
+    assert made.records[0].crossing == (100.5, 102.5, 1.5)
+    now[0] += 1.0
+    hosts[1].post(StageAnswer(1, Verdict(0, IDS[:1]), took=Took(9.0, 0.5)))  # longer than it can have had them
+    assert made.records[1].crossing == (103.0, 104.0, 0.5)
+    made.measure()
+    assert made.records[0].crossing is None

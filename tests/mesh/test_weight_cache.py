@@ -15,14 +15,11 @@ from edgellm.errors import InvalidOption, LayersMissing, MemoryShort
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import weight_cache
 from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, StoredLayers, WholeModel, require
-from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache, overhead
-from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageTimes
 from edgellm.storage.layer_pieces import forget_hashes, pieces_of
 from edgellm.storage.layer_store import LayerStore
 from tests.mesh.folder import FolderLayers, needed, reserve, take, warm
 from tests.mesh.household import Cut
-from tests.mesh.test_stages import Posted
 from tests.storage.pieces import cut_layers
 
 PLENTY = 10**9
@@ -113,21 +110,6 @@ def test_a_stages_small_layers_go_together(verifier_cut: Cut, tmp_path: Path, mo
     assert counts(LayerRange(3, 9)) == [6]
     monkeypatch.setattr("edgellm.storage.layer_pieces.PIECE_BYTES", 4_000_000)  # a layer has 1.8 MB here
     assert counts(LayerRange(3, 9)) == [1, 2, 2, 1]  # they end at multiples, so that other stages use them, too
-
-
-def test_cutting_is_no_loading(verifier_cut: Cut, tmp_path: Path) -> None:
-    cache = WeightCache(WholeModel(ModelFile.open(verifier_cut.path), LayerStore(tmp_path, PLENTY)), keep=-1.0)
-    for expected in (["cut", "load"], ["load"]):
-        posted = Posted()
-        stage = Stage(replace(verifier_cut.work, layers=LayerRange(0, 6)), cache, posted)
-        stage.start()
-        posted.wait(lambda event: isinstance(event, StageLoaded))
-        stage.trace()
-        trace = posted.wait(lambda event: isinstance(event, StageTimes))
-        assert isinstance(trace, StageTimes)
-        assert [span.kind for span in trace.spans] == expected
-        stage.close()
-        cache.evict_unused()
 
 
 def test_what_others_say_was_brought_costs_no_endless_reading(verifier_cut: Cut, tmp_path: Path) -> None:

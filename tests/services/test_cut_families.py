@@ -13,7 +13,7 @@ from edgellm.errors import ModelNotFound
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.llm import LLM
 from edgellm.llm.mesh_llm import MeshOptions, Workload, open_mesh, place_described
-from edgellm.llm.mesh_timeline import Replies, comparison
+from edgellm.llm.mesh_timeline import MeshRecorder
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.fleet_file import read_fleet
@@ -116,10 +116,11 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
         placed = place_described(file, read_fleet(home), Workload(20, 2000))
         with open_mesh(file, placed, MeshOptions((f"laptop={worker.address}",))) as opened:
             assert opened.phases is not None
-            mesh, replies, written = opened.verifier.mesh, Replies(opened), list[int]()
+            mesh, recorder, written = opened.verifier.mesh, MeshRecorder(opened), list[int]()
             first, following = placed.shares, opened.phases.following
             assert len(first) == 2
             assert mesh.shares == first
+            recorder.reply_started()
             reply = opened.pair.reply(QUESTION, words)
             for token in reply:
                 written.append(token.id)
@@ -127,14 +128,12 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
                     _settle(mesh, first)
             assert written == expected
             assert mesh.shares == following
-            report = replies.on_reply(reply.summary)
-    assert report is not None
-    (move,) = report[0].moves
-    assert move.shares == following
-    assert 2 < move.tokens <= 6
-    assert 0.0 < move.loaded <= move.ready <= move.at
-    numbers = comparison(*report)
-    assert numbers["moves"][0]["after_token"] == move.tokens
+            numbers = recorder.reply_finished(reply.summary)
+    assert numbers is not None
+    (move,) = numbers["moves"]
+    assert move["stages"] == [share.to_json() for share in following]
+    assert 2 < move["after_token"] <= 6
+    assert 0.0 < move["loaded_s"] <= move["ready_s"] <= move["at_s"]
     assert numbers["planned_reply_s"] > numbers["planned_ttft_s"]
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from edgellm.engine import Ids
 from edgellm.errors import EngineFailed, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import Failed, MicroBatch, StageAnswer, StageLost, StageSpec
+from edgellm.mesh.messages import Failed, MicroBatch, StageAnswer, StageLost, StageSpec, Took
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.protos.mesh_pb2 import StageLoaded, StageSpan, StageTimes
+from edgellm.rpc.protos.mesh_pb2 import StageLoaded
 from edgellm.services import mesh_codec
 from edgellm.services.mesh_codec import read_event, read_micro_batch, read_work, write_event, write_micro_batch
 from edgellm.spec.protocols import VerifyRequest
@@ -54,9 +54,9 @@ def test_events_arrive() -> None:
     ask = asked(2, 0, Sampling(), True)
     logits = np.arange(1500, dtype=np.float32).reshape(3, 500)
     verdict = Verdict(1, np.array([7], np.int32), 0.5)
-    rows = MicroBatch(1, 4, 3, np.ones((2, 6), np.float32))
-    times = StageTimes(spans=[StageSpan(kind=kind, what=9, begin=1.5, end=2.0) for kind in ("load", "got")], at=2.5)
-    for event in (StageLoaded(layers=3, at=1.5), times, rows, StageAnswer(8, verdict, logits)):
+    took = Took(2.5, 1.5)
+    rows = MicroBatch(1, 4, 3, np.ones((2, 6), np.float32), took=took)
+    for event in (StageLoaded(layers=3), rows, StageAnswer(8, verdict, logits, took)):
         written = write_event(event, True)
         assert written is not None
         got = read_event(written, WORK, {8: ask}.get)
@@ -64,8 +64,10 @@ def test_events_arrive() -> None:
         if isinstance(got, StageAnswer):
             assert (got.number, got.verdict.accepted, got.verdict.tokens.tolist()) == (8, 1, [7])
             np.testing.assert_array_equal(got.logits, logits)
+            assert got.took == took
         elif isinstance(got, MicroBatch):
             np.testing.assert_array_equal(got.data, rows.data)
+            assert got.took == took
         else:
             assert got == event
     failed = write_event(Failed(5, InvalidOption("It is bad.", "Mend it.")), True)
@@ -98,11 +100,10 @@ def test_parcels_that_cannot_be_meant(message: pb.MeshParcel, says: str) -> None
         read_micro_batch(message, WORK)
 
 
-def test_a_clock_stands_at_a_number() -> None:
-    for event in (StageTimes(at=float("nan")), StageLoaded(layers=1, at=float("inf"))):
-        report = write_event(event, True)
-        assert report is not None
-        with pytest.raises(ProtocolError, match="clock shows"):
+def test_times_are_numbers() -> None:
+    for took in (Took(float("nan")), Took(0.0, float("inf")), Took(-1.0)):
+        report = write_event(MicroBatch(1, 4, 3, np.ones((2, 6), np.float32), took=took), True)
+        with pytest.raises(ProtocolError, match="seconds, which is invalid"):
             read_event(report, WORK, lambda _number: None)
 
 

@@ -28,7 +28,6 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.link import WORKER_TIMING, Endpoint, Timing
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.protos.mesh_pb2 import StageSpan, StageTimes
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.services.server import listener, mesh_service
@@ -112,7 +111,7 @@ def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifi
 
     cases: list[tuple[pb.Order | bytes, str]] = [
         (b"\xff\xff", "cannot be parsed"),
-        (pb.Order(tell=pb.Tell()), "first order is not Prepare"),
+        (pb.Order(waiting=pb.Waiting()), "first order is not Prepare"),
         (changed(protocol=99), "protocol version 99"),
         (changed(version="0.0.1"), "llama-cpp-python 0.0.1"),
         (changed(model=b"x"), "has no model"),
@@ -184,7 +183,6 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
 # --- lies -------------------------------------------------------------------------------------------------------------
 
 
-FLOOD = 2000
 LIES: dict[str, Callable[[Event], list[Event]]] = {
     "rows of NaN": lambda event: [
         replace(event, data=np.full_like(event.data, np.nan, np.float32)) if isinstance(event, MicroBatch) else event
@@ -193,7 +191,6 @@ LIES: dict[str, Callable[[Event], list[Event]]] = {
     "failures": lambda event: [
         Failed(event.number, InvalidOption("It is broken.", "Mend it.")) if isinstance(event, MicroBatch) else event
     ],
-    "endless figures": lambda event: [StageTimes(spans=[StageSpan(kind="got", what=1)] * FLOOD)] * 20 + [event],
     "a token out of range": lambda event: [
         replace(event, verdict=replace(event.verdict, tokens=np.array([10**6], np.int32)))
         if isinstance(event, StageAnswer)
@@ -203,7 +200,7 @@ LIES: dict[str, Callable[[Event], list[Event]]] = {
 }
 """What a stage says in the place of an event."""
 STUCK = ("never loads", "works for ever")
-SILENT = (*STUCK, "nothing", "endless figures")
+SILENT = (*STUCK, "nothing")
 
 
 class LyingStage(Stage):
@@ -250,7 +247,6 @@ def lying(monkeypatch: pytest.MonkeyPatch, lie: str, first: int) -> None:
         ("never loads", True, "it has not answered in time"),
         ("a token out of range", True, "violates the protocol"),
         ("failures", False, ""),  # not every lie is noticed
-        ("endless figures", False, ""),
         ("answers twice", True, ""),
     ],
 )

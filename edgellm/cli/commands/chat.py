@@ -101,7 +101,7 @@ def chat(
         )
         pair = opener.prepare(over)
         if mesh is not None:  # over RPC no device measures its work
-            reports = Reports(mesh, as_json=talk.as_json)
+            reports = Reports(mesh, asked=question is not None, as_json=talk.as_json)
     session = Chat(pair, wanted, context=texts, system=talk.system, stored=stored, reports=reports)
     with closing(session):
         if question is None:

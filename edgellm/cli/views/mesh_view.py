@@ -11,19 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.views.console import emit_json, err, one_line, out, say, table
-from edgellm.coldstart.plan import Plan, PlannedStage, PlanOption, format_seconds
+from edgellm.coldstart.plan import Plan, PlanOption, format_seconds
 from edgellm.errors import size
-from edgellm.llm.mesh_timeline import Replies, Spans, comparison, planned_for
+from edgellm.layer_range import LayerRange
+from edgellm.llm.mesh_timeline import MeshRecorder
 
 if TYPE_CHECKING:
     from edgellm.coldstart.problem import Home
     from edgellm.llm.mesh_llm import OpenedMesh
-    from edgellm.llm.mesh_timeline import Measured
     from edgellm.rpc_engine.plan import RpcHome, RpcOption, RpcPlacement
     from edgellm.spec.stats import Summary
 
 MARKS = {
-    "cutting": ("▁", "yellow"), "loading": ("░", "yellow"), "loading and computing": ("▓", "cyan"),
+    "loading": ("░", "yellow"), "loading and computing": ("▓", "cyan"),
     "computing": ("█", "green"), "sending": ("▒", "magenta"), "idle": ("·", "dim"),
 }  # fmt: skip
 """The mark and colour of each activity of a device in a Gantt chart."""
@@ -75,60 +75,54 @@ def _stages(plan: Plan, units: Mapping[str, str]) -> Table:
 
 def planned_chart(way: PlanOption, width: int) -> list[Text]:
     """Return a Gantt chart of a plan for a screen of `width` columns: a line for each device, then a legend."""
-    bars = [(stage.device, "", _planned(stage), stage.finish_s) for stage in way.stages]
-    return _chart(bars, max(stage.finish_s for stage in way.stages), width)
+    return _chart([(stage.device, "", stage.to_json()) for stage in way.stages], 0.0, width)
 
 
-def measured_chart(found: Measured, plan: PlanOption | None, width: int) -> list[Text]:
+def measured_chart(found: Mapping[str, Any], width: int) -> list[Text]:
     """Return a Gantt chart of a reply: the planned line of each device, if any, above the measured one."""
     bars: list[_Bar] = []
-    for did, stage in zip(found.spans, found.option.stages, strict=True):
-        if (before := planned_for(stage, plan)) is not None:
-            bars.append((stage.device, "plan  ", _planned(before), before.finish_s))
-        bars.append((stage.device if before is None else "", "run   ", {**_planned(stage), **did}, stage.finish_s))
-    return _chart(bars, max([found.option.ttft_s, *(stage.finish_s for stage in (plan.stages if plan else ()))]), width)
+    for stage in found["stages"]:
+        if stage["planned"] is not None:
+            bars.append((stage["device"], "plan  ", stage["planned"]))
+        bars.append(("" if stage["planned"] else stage["device"], "run   ", stage["measured"]))
+    return _chart(bars, found["ttft_s"], width)
 
 
-def _planned(stage: PlannedStage) -> Spans:
-    received = [(stage.received_s - stage.network_s, stage.received_s)] if stage.network_s else []
-    computing = [(stage.finish_s - stage.compute_s, stage.finish_s)]
-    return {"sending": received, "computing": computing, "loading": [(0.0, stage.load_s)]}
-
-
-_Bar = tuple[str, str, Spans, float]
-"""A device's line of a chart: its name, what the line shows, the activities, of two at a time the first, and the end of
-the last one."""
+_Bar = tuple[str, str, Mapping[str, Any]]
+"""A device's line of a chart: its name, what the line shows, and the times of its stage."""
 
 
 def _chart(bars: Sequence[_Bar], end: float, width: int) -> list[Text]:
-    """Return a line for each bar, from the request to `end`, then a legend of the activities in it."""
+    """Return a line for each bar, from the request to the last one's end, at least `end`; then a legend."""
     names = [one_line(name)[:18] for name, *_ in bars]
     column, seen = max(map(len, names), default=0) + 2, set[str]()
     cells = max(20, min(_WIDEST, width - _OTHERS))
-    cell, lines = (end or 1.0) / cells, []
-    for name, (_, kind, spans, finish) in zip(names, bars, strict=True):
+    cell, lines = (max([end, *(times["finish_s"] for *_, times in bars)]) or 1.0) / cells, []
+    for name, (_, kind, times) in zip(names, bars, strict=True):
         line = Text(name.ljust(column) + kind)
-        row = [_activity(spans, at * cell, (at + 1) * cell) for at in range(cells)]
+        row = [_activity(times, at * cell, (at + 1) * cell) for at in range(cells)]
         for doing, run in groupby(row):
             mark, style = MARKS.get(doing, (" ", ""))
             line.append(mark * len(list(run)), style)
-        lines.append(line.append(f" {format_seconds(finish)}"))
+        lines.append(line.append(f" {format_seconds(times['finish_s'])}"))
         seen.update(row)
-    legend = Text(" " * (column + max((len(kind) for _, kind, *_ in bars), default=0)))
+    legend = Text(" " * (column + max((len(kind) for _, kind, _ in bars), default=0)))
     for doing, (mark, style) in MARKS.items():
         if doing in seen:
             legend.append(mark, style).append(f" {doing}  ")
     return [*lines, legend]
 
 
-def _activity(spans: Spans, begin: float, end: float) -> str:
-    """Return the activity within a cell, even a shorter one; "" behind the last."""
-    shown = [(doing, times) for doing, times in spans.items() if doing in MARKS]
-    found = [doing for doing, times in shown if any(one < end and begin < other for one, other in times)]
+def _activity(times: Mapping[str, Any], begin: float, end: float) -> str:
+    """Return the activity of a stage within a cell, even a shorter one; "" behind the last."""
+    spans = {
+        "sending": (times["received_s"] - times["network_s"], times["received_s"]),
+        "computing": (times["finish_s"] - times["compute_s"], times["finish_s"]), "loading": (0.0, times["load_s"]),
+    }  # fmt: skip
+    found = [doing for doing, (one, other) in spans.items() if one < end and begin < other]
     if {"loading", "computing"} <= set(found):
         return "loading and computing"
-    over = all(other <= begin for times in spans.values() for _, other in times)
-    return found[0] if found else "" if over else "idle"
+    return found[0] if found else "" if times["finish_s"] <= begin else "idle"
 
 
 def _ways(*rows: tuple[str, PlanOption | RpcOption | None, str]) -> Table:
@@ -213,63 +207,73 @@ def say_context(positions: int | None) -> None:
         say(f"Memory is counted for a context of {positions:,} tokens; change it with --ctx-size.", style="dim")
 
 
-class Reports(Replies):
-    """Prints reports on the replies of one mesh."""
+class Reports(MeshRecorder):
+    """Prints reports on the replies of one mesh, one at a time."""
 
-    def __init__(self, opened: OpenedMesh, *, as_json: bool) -> None:
-        super().__init__(opened)
-        self.opened, self._as_json = opened, as_json
+    def __init__(self, opened: OpenedMesh, *, asked: bool, as_json: bool) -> None:
+        super().__init__(opened, asked=asked)
+        self._as_json = as_json
 
-    def reply_finished(self, summary: Summary) -> None:
-        """Print each device's work for the reply that has ended."""
-        if (found := self.on_reply(summary)) is None:
-            return
-        did, plan = found
-        if self._as_json:
-            emit_json({"mesh": comparison(did, plan)}, indent=None)
-            return
-        print_timeline(err(), did, plan)
+    def reply_started(self) -> None:
+        """Note that a reply starts; one before it that has failed is over."""
+        self._running = 0
+        super().reply_started()
+
+    def reply_finished(self, summary: Summary | None) -> dict[str, Any] | None:
+        """Print each device's work for the reply that has ended, and return it."""
+        found = super().reply_finished(summary)
+        if found is not None and self._as_json:
+            emit_json({"mesh": found}, indent=None)
+        elif found is not None:
+            print_timeline(err(), found)
+        return found
 
 
-def print_timeline(console: Console, found: Measured, plan: PlanOption | None) -> None:
+def print_timeline(console: Console, found: Mapping[str, Any]) -> None:
     """Print the reply's figures, then a Gantt chart up to the first token, or the moves of a reply in phases."""
-    made = _taken_over(found, plan) if found.moves else _measured_stages(found.option, plan)
-    made.caption = None if plan is None else "measured (planned)"
+    made = _taken_over(found) if "moves" in found else _measured_stages(found)
+    made.caption = None if found["planned_ttft_s"] is None else "measured (planned)"
     console.print(made)
-    if not found.moves:
-        for line in ("", *measured_chart(found, plan, console.width)):
+    if "moves" not in found:
+        for line in ("", *measured_chart(found, console.width)):
             console.print(line)
 
 
-def _taken_over(found: Measured, plan: PlanOption | None) -> Table:
+def _taken_over(found: Mapping[str, Any]) -> Table:
     right = ("FROM TOKEN", "LOADED", "HAD READ THE TEXT", "TOOK OVER")
     made = table(right[0], "ON", *right[1:], right=right, fold="ON")
-    for move in found.moves:
-        planned = found.planned_move(move)
-        token = f"{move.tokens + 1}" if planned is None else f"{move.tokens + 1} ({planned.token + 1})"
-        expected = (None, None, None) if planned is None else (planned.loaded, planned.ready, planned.seconds)
-        where = ", ".join(f"{one_line(share.name)} {share.layers}" for share in move.shares)
-        made.add_row(token, where, *map(_both, (move.loaded, move.ready, move.at), expected))
+    for move in found["moves"]:
+        token = f"{move['after_token'] + 1}"
+        if move["planned"] is not None:
+            token += f" ({move['planned']['after_token'] + 1})"
+        where = ", ".join(f"{one_line(stage['device'])} {_layers(stage)}" for stage in move["stages"])
+        made.add_row(token, where, *(_both(move, move["planned"], key) for key in ("loaded_s", "ready_s", "at_s")))
     for name, key in (("first token", "ttft_s"), ("last token", "reply_s")):
-        made.add_row("", name, "", "", _compared(found.option, plan, key))
+        made.add_row("", name, "", "", _beside_plan(found, key))
     return made
 
 
-def _measured_stages(way: PlanOption, plan: PlanOption | None) -> Table:
+def _measured_stages(found: Mapping[str, Any]) -> Table:
     times = ("LOADED", "RECEIVED", "COMPUTED FOR", "DONE")
     made = table("DEVICE", "LAYERS", *times, right=times)
-    for stage in way.stages:
+    for stage in found["stages"]:
         keys = ("load_s", "received_s", "compute_s", "finish_s")
-        both = [_compared(stage, planned_for(stage, plan), key) for key in keys]
-        made.add_row(one_line(stage.device), str(stage.layers), *both)
+        both = (_both(stage["measured"], stage["planned"], key) for key in keys)
+        made.add_row(one_line(stage["device"]), _layers(stage), *both)
     for name, key in (("first token", "ttft_s"), ("per token", "token_s")):
-        made.add_row(name, "", "", "", "", _compared(way, plan, key))
+        made.add_row(name, "", "", "", "", _beside_plan(found, key))
     return made
 
 
-def _compared(measured: object, planned: object | None, key: str) -> str:
-    return _both(getattr(measured, key), None if planned is None else getattr(planned, key))
+def _layers(share: Mapping[str, Any]) -> str:
+    return str(LayerRange(share["first_layer"] - 1, share["last_layer"]))
 
 
-def _both(measured: float, planned: float | None) -> str:
-    return format_seconds(measured) if planned is None else f"{format_seconds(measured)} ({format_seconds(planned)})"
+def _beside_plan(found: Mapping[str, Any], key: str) -> str:
+    planned = found[f"planned_{key}"]
+    return _both(found, None if planned is None else {key: planned}, key)
+
+
+def _both(measured: Mapping[str, Any], planned: Mapping[str, Any] | None, key: str) -> str:
+    time = format_seconds(measured[key])
+    return time if planned is None else f"{time} ({format_seconds(planned[key])})"

@@ -24,13 +24,11 @@ function chart(stages, ends) {
   };
   const lane = (y, device, times, name) => {
     if (both) svg.append(svgElement("text", { x: 0, y: y + 13 }, name));
-    const begin = times.finish_s - times.compute_s, sent = (times.received_s ?? begin) - times.network_s;
-    const loads = times.loading ?? [[0, times.load_s]], computes = times.computing ?? [[begin, times.finish_s]];
-    const first = computes.length ? computes[0][0] : times.finish_s;
-    bar(y + 10, Math.min(times.load_s, first), first, "wait", `${device} waits`);
+    const begin = Math.max(0, times.finish_s - times.compute_s), sent = (times.received_s ?? begin) - times.network_s;
+    bar(y + 10, Math.min(times.load_s, begin), begin, "wait", `${device} waits`);
     bar(y + 10, Math.max(0, sent), sent + times.network_s, "network", `${device} receives its input`);
-    for (const [from, to] of loads) bar(y, from, to, "load", `${device} loads`);
-    for (const [from, to] of computes) bar(y + 10, from, to, "compute", `${device} computes`);
+    bar(y, 0, times.load_s, "load", `${device} loads`);
+    bar(y + 10, begin, times.finish_s, "compute", `${device} computes`);
   };
   let y = 0;
   for (const stage of stages) {

@@ -45,34 +45,34 @@ class HoldsReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ..., begins: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., whole: _Optional[bool] = ..., brought: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., cut: _Optional[_Iterable[int]] = ..., unit: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("prepare", "parcel", "tell", "waiting")
+    __slots__ = ("prepare", "parcel", "waiting")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     PARCEL_FIELD_NUMBER: _ClassVar[int]
-    TELL_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     prepare: Prepare
     parcel: MeshParcel
-    tell: Tell
     waiting: Waiting
-    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., parcel: _Optional[_Union[MeshParcel, _Mapping]] = ..., tell: _Optional[_Union[Tell, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
+    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., parcel: _Optional[_Union[MeshParcel, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("working", "loaded", "onward", "answer", "failed", "times", "progress")
+    __slots__ = ("working", "loaded", "onward", "answer", "failed", "progress", "held", "computing")
     WORKING_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     ONWARD_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
-    TIMES_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_FIELD_NUMBER: _ClassVar[int]
     working: _edgellm_pb2.Working
     loaded: StageLoaded
     onward: MeshParcel
     answer: StageAnswer
     failed: StageFailed
-    times: StageTimes
     progress: float
-    def __init__(self, working: _Optional[_Union[_edgellm_pb2.Working, _Mapping]] = ..., loaded: _Optional[_Union[StageLoaded, _Mapping]] = ..., onward: _Optional[_Union[MeshParcel, _Mapping]] = ..., answer: _Optional[_Union[StageAnswer, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., progress: _Optional[float] = ...) -> None: ...
+    held: float
+    computing: float
+    def __init__(self, working: _Optional[_Union[_edgellm_pb2.Working, _Mapping]] = ..., loaded: _Optional[_Union[StageLoaded, _Mapping]] = ..., onward: _Optional[_Union[MeshParcel, _Mapping]] = ..., answer: _Optional[_Union[StageAnswer, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., progress: _Optional[float] = ..., held: _Optional[float] = ..., computing: _Optional[float] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "half", "version", "pieces", "parameters", "reproducible")
@@ -134,17 +134,11 @@ class Waiting(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Tell(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class StageLoaded(_message.Message):
-    __slots__ = ("layers", "at")
+    __slots__ = ("layers",)
     LAYERS_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
     layers: int
-    at: float
-    def __init__(self, layers: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
+    def __init__(self, layers: _Optional[int] = ...) -> None: ...
 
 class StageAnswer(_message.Message):
     __slots__ = ("verdict", "logits")
@@ -163,23 +157,3 @@ class StageFailed(_message.Message):
     what: str
     next_step: str
     def __init__(self, number: _Optional[int] = ..., what: _Optional[str] = ..., next_step: _Optional[str] = ...) -> None: ...
-
-class StageTimes(_message.Message):
-    __slots__ = ("spans", "at")
-    SPANS_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
-    spans: _containers.RepeatedCompositeFieldContainer[StageSpan]
-    at: float
-    def __init__(self, spans: _Optional[_Iterable[_Union[StageSpan, _Mapping]]] = ..., at: _Optional[float] = ...) -> None: ...
-
-class StageSpan(_message.Message):
-    __slots__ = ("kind", "what", "begin", "end")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    WHAT_FIELD_NUMBER: _ClassVar[int]
-    BEGIN_FIELD_NUMBER: _ClassVar[int]
-    END_FIELD_NUMBER: _ClassVar[int]
-    kind: str
-    what: int
-    begin: float
-    end: float
-    def __init__(self, kind: _Optional[str] = ..., what: _Optional[int] = ..., begin: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...

@@ -94,9 +94,6 @@ class RemoteStageHost:
     def send(self, batch: MicroBatch) -> None:
         self._link.post(pb.Order(parcel=write_micro_batch(batch, self._half)))
 
-    def trace(self) -> None:
-        self._link.post(pb.Order(tell=pb.Tell()))
-
     def close(self) -> None:
         self._closed = True
         self._link.close()

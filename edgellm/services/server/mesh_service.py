@@ -113,8 +113,6 @@ async def _follow(stage: Stage, out: "asyncio.Queue[Event | pb.Report]", stream:
                     stage.put(mesh_codec.read_micro_batch(order.parcel, stage.work))
                 except EdgeError as error:
                     out.put_nowait(Failed(order.parcel.number, error))
-            case "tell":
-                stage.trace()
             case "waiting":
                 stage.touch()
             case _:
