@@ -11,7 +11,7 @@ lost, it is forgotten.
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 
 _log = logging.getLogger(__name__)
-_REVIVALS = 3  # returns of a device that is lost again; also pipelines lost with no device at fault
+_REVIVALS = 3  # pipelines lost in a row, after which a lost device is not asked again
 
 
 class MeshDevice(Protocol):
@@ -117,11 +117,10 @@ class NextPipeline:
 
 @dataclass(slots=True)
 class _Losses:
-    """The devices that are lost, and why; and the losses by device since the last verdict, "" for those of
-    pipelines."""
+    """The devices that are lost, and why; and the pipelines that were lost since the last verdict."""
 
     why: dict[str, EdgeError] = field(default_factory=dict)
-    recent: Counter[str] = field(default_factory=Counter)
+    pipelines: int = 0
 
     def __str__(self) -> str:
         told = ((name, error.what) for name, error in self.why.items())
@@ -204,7 +203,7 @@ class Mesh:
     def confirm(self) -> None:
         """Forget the losses counted so far: a verdict has come, so the pipeline has recovered. Layers for the placement
         that takes over may be loaded now."""
-        self._losses.recent.clear()
+        self._losses.pipelines = 0
         self._longest = 1
         with self._lock:
             if self._moves.following and self._moves.idle and not self._moves.between:
@@ -336,8 +335,8 @@ class Mesh:
         self._longest = max([self._longest, *(len(self._held(slot)) for slot in self._taken)])
         self._pipeline = None
         losses = self._losses
-        losses.recent[""] += 1
-        if lost.blamed or losses.recent[""] > _REVIVALS:
+        losses.pipelines += 1
+        if lost.blamed or losses.pipelines > _REVIVALS:
             losses.why[name] = lost.error
             self.recoveries += 1
 
@@ -363,13 +362,12 @@ class Mesh:
                 self._ask(device, remaining)
         planned = partial(self._planned, text=self._longest, stop=within(PLAN_SECONDS))
         if (shares := planned(remaining)) is None:
-            back = [name for name in losses.why if losses.recent[name] < _REVIVALS]
+            back = [] if losses.pipelines > _REVIVALS else list(losses.why)
             back = [name for name in back if self._ask(self._devices[name], remaining)]
             if (shares := planned(remaining)) is None:
                 raise self._impossible(remaining)
             for name in {share.name for share in shares}.intersection(back):
                 del losses.why[name]
-                losses.recent[name] += 1
         return shares
 
     def _ask(self, device: MeshDevice, remaining: list[Device]) -> bool:
