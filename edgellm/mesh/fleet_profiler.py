@@ -60,19 +60,13 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """A line from here, the time (seconds since 1970, UTC) and the reason of its measurement, the share of the time for
-    which this process waited for a processor, and the seconds to connect."""
+    """A line from here, the time of its measurement (seconds since 1970, UTC), the seconds to connect, and whether this
+    device was `busy` meanwhile, so that the line is soon measured again."""
 
     line: LinkSpeed
     taken: int
-    reason: str
-    waited: float
     opening: float
-
-    @property
-    def doubtful(self) -> bool:
-        """Return whether this device was busy while the line was measured."""
-        return self.waited > BUSY
+    busy: bool = False
 
 
 @dataclass(slots=True)
@@ -133,12 +127,7 @@ class Survey:
 
     def doubts(self) -> list[str]:
         """Return the figures that are doubtful, each with the reason, and what to do; nothing where none is."""
-        found = [f"{name}: {speed.figures.doubt}" for name, speed in self.speeds.items() if speed.figures.doubt]
-        found += [
-            f"the connection to {name}: measured while this machine was busy"
-            for name, stored in self.lines.items() if stored.doubtful
-        ]  # fmt: skip
-        return found
+        return [f"{name}: {speed.figures.doubt}" for name, speed in self.speeds.items() if speed.figures.doubt]
 
     def _device(self, name: str, speed: MeasuredSpeed) -> Device:
         """Return a device for the planner."""
@@ -242,8 +231,10 @@ class _Surveyor:
     async def _link(self, worker: Worker) -> MeasuredLink | None:
         """Return the line from here to a worker; None if it cannot be measured."""
         key, name = _key(worker), worker.name
-        if (why := self._why(key)) is None:
-            return self._kept.lines[key]
+        known = self._kept.lines.get(key)
+        most = MAX_DOUBTFUL_AGE if known is not None and known.busy else MAX_LINK_AGE
+        if known is not None and not self._remeasure and 0 <= time.time() - known.taken <= most:
+            return known
         self._notify(name, "measuring the connection from here")
         began = time.perf_counter()
         try:
@@ -253,20 +244,8 @@ class _Surveyor:
         except EdgeError as error:
             self._left_out.append((name, error))
             return None
-        self._kept.lines[key] = MeasuredLink(line, int(time.time()), why, waiting.share(), opening)
+        self._kept.lines[key] = MeasuredLink(line, int(time.time()), opening, waiting.share() > BUSY)
         return self._kept.lines[key]
-
-    def _why(self, key: str) -> str | None:
-        """Return why a line is to be measured; None if its figures are good."""
-        known = self._kept.lines.get(key)
-        if self._remeasure:
-            return "asked for"
-        if known is None:
-            return "never measured"
-        age = time.time() - known.taken
-        if not 0 <= age <= MAX_LINK_AGE:
-            return "too old"
-        return "this machine was busy" if known.doubtful and age > MAX_DOUBTFUL_AGE else None
 
 
 def _usable(worker: Worker) -> Endpoint:

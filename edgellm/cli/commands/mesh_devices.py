@@ -136,7 +136,6 @@ def _row(worker: Worker | None) -> dict[str, Any]:
         line = link and {
             "round_trip_ms": round(1e3 * link.line.round_trip, 3), "up_mbps": round(link.line.up / 1e6, 1),
             "down_mbps": round(link.line.down / 1e6, 1), "taken": link.taken, "age_s": _age(link.taken),
-            "reason": link.reason, "doubtful": link.doubtful,
         }  # fmt: skip
     speed = stored_speed(worker)
     return {

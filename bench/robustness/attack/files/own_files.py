@@ -83,7 +83,7 @@ def sound_home(home: Path) -> None:
         1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, 10**9, "a processor", "1", 0.0, "", "asked for"
     )  # fmt: skip
     speed = MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128))
-    KeptFigures({HERE: speed}, {"x": MeasuredLink(LinkSpeed(0.001, 1e6, 1e6), 1, "", 0.0, 0.0)}).save()
+    KeptFigures({HERE: speed}, {"x": MeasuredLink(LinkSpeed(0.001, 1e6, 1e6), 1, 0.0)}).save()
     run_command(ASK)
     kept = patch("edgellm.llm.cost_curves.BUSY", 1.0)  # what is measured on a busy machine is kept, too
     with kept, LLM.open(threads=1) as pair:  # threads that meet take very long where other programs have the cores
