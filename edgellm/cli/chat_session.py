@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from edgellm.upstream.verifier import UpstreamOptions
 
 _COUNTED = 2**20  # the most tokens that are counted of a text that is too long
-_MARKUP = 64  # tokens that the chat template adds, at most, when a longer context is proposed
 
 
 @dataclass(slots=True)
@@ -154,7 +153,7 @@ class Chat:
         more = "more than " if longest == _COUNTED else ""
         return PromptTooLong(
             f"{name} has {more}{counted(longest, 'token')}{other}, and the context holds {length} with the reply.",
-            self.pair.longer_context(total + _MARKUP + room),
+            self.pair.longer_context(total + room),
         )
 
     def _messages(self) -> list[Message]:

@@ -43,8 +43,6 @@ _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device 
 _MAX_SECONDS = 3.0  # limit of a measurement, after which longer decodes are extrapolated
 _ORDER = tuple(dict.fromkeys((1, 4, 2, 8, 16, 32, *KNOTS)))  # the most informative lengths come first
 _QUICK_SECONDS = 0.01  # seconds below which a decode is repeated
-SHARED = 0.5
-"""Assumed share of waiting in decodes that shared the cores."""
 BANDWIDTH = 10e9
 """Assumed bytes of weights that a device reads in a second."""
 ROW_SHARE = 0.5
@@ -166,8 +164,8 @@ class ModelCurve:
             if self.measured or self._curve == curve:
                 return
             self._curve = curve
-            known, waited = self._hash.quick(), max(self._replies.share(), SHARED if shared else 0.0)
-            if known is not None and waited <= BUSY and self._history and History().on:
+            known, busy = self._hash.quick(), shared or self._replies.share() > BUSY
+            if known is not None and not busy and self._history and History().on:
                 write_curve(self._file(known), curve)
 
     def _file(self, model_hash: str) -> Path:
@@ -185,7 +183,7 @@ class ModelCurve:
             context.set_cancel(should_stop)
             waiting = CpuWait()
             curve = measure_curve(context, progress)
-            return curve, max(waiting.share(), SHARED if context.native.shared else 0.0) > BUSY
+            return curve, bool(context.native.shared) or waiting.share() > BUSY
 
 
 def measure_curve(context: Context, progress: Callable[[float], None] | None = None) -> CostCurve:

@@ -228,14 +228,15 @@ class LLM:
         return len(self._text.tokenize(text, most=most))
 
     def longer_context(self, tokens: int) -> str:
-        """Return advice for a prompt and its reply of `tokens`, more than the context holds."""
+        """Return advice for a prompt and its reply of `tokens`, beside those of the chat template, more than the
+        context holds."""
         if self.engine.linked:
             return "Shorten it, or open the verifier with a longer context."
         models = self.engine.models
         least = min(models, key=lambda model: model.n_ctx_train)
         if tokens > least.n_ctx_train:
             return f"Shorten it: {least.name} was trained for {least.n_ctx_train} tokens."
-        n_ctx = min(least.n_ctx_train, -(-tokens // _STEP) * _STEP)
+        n_ctx = min(least.n_ctx_train, (tokens // _STEP + 1) * _STEP)
         size, free = n_ctx * sum(model.header.cache_bytes_per_token for model in models), free_memory()
         room = f"{free / 1e9:.1f} GB"
         if size > free:

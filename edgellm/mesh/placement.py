@@ -25,8 +25,6 @@ COURSES = (
 )  # fmt: skip
 """The modules that plan a reply which begins with other shares than it ends with."""
 PLAN_SECONDS = 2.0  # seconds of planning, after which the best plan so far is taken
-TRYING = 1.0  # seconds in which a process of its own tries a new kind of piece
-_MOST_DEVICES = 10  # devices planned with after a loss: the number of their sets doubles with each
 
 
 def within(seconds: float) -> Stop:
@@ -41,7 +39,6 @@ def fail_over(
 ) -> tuple[StageShare, ...] | None:  # fmt: skip
     """Return the shares, in order, with which `further` more tokens of a reply come first, once the `text`
     tokens so far are read again; None if no split over the layers that the devices have is possible."""
-    devices = devices[:_MOST_DEVICES]
     if not devices:
         return None
     home = Home(devices, model, text, further, links=links or {}, overhead=overhead)
@@ -172,24 +169,14 @@ def missing(model: ModelCosts, shares: Sequence[StageShare], devices: Sequence[D
 
 def first_cut(model: ModelCosts, shares: Sequence[StageShare], devices: Sequence[Device]) -> str:
     """Return a sentence on the pieces that devices cut out of the model's file once, before they load them; empty where
-    nothing has to be cut. Pieces are read and written, and one of each kind (the first, the last, in the middle) is
-    tried in a process of its own."""
-    cut, seconds, named = {device.name: device for device in devices}, 0.0, []
+    nothing has to be cut."""
+    cut, named, lines = {device.name: device.layers.cut for device in devices}, [], sorted(model.files or ())
     for share in shares:
-        there = cut[share.name].layers.cut
-        pieces = (
-            [] if there is None else [one for one in grid(share.layers, sorted(model.files or ())) if one not in there]
-        )
+        there = cut[share.name]
+        pieces = [one for one in grid(share.layers, lines) if there is not None and one not in there]
         if pieces:
-            size = sum(map(model.size, pieces))
-            named.append(f"{share.name} {size / 1e6:,.0f} MB")
-            seconds = max(seconds, 2.0 * size / cut[share.name].disk + TRYING * min(len(pieces), 3))
-    if not named:
-        return ""
-    least, most = format_seconds(seconds / 2.0), format_seconds(2.0 * seconds)
-    return (
-        f"Once before that, layers are cut out of the model's file ({', '.join(named)}), which takes {least} to {most}."
-    )
+            named.append(f"{share.name} {sum(map(model.size, pieces)) / 1e6:,.0f} MB")
+    return f"Once before that, layers are cut out of the model's file ({', '.join(named)})." if named else ""
 
 
 def _named(shares: Sequence[StageShare]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Self
 
 from edgellm import system
@@ -19,7 +20,6 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 
-KEEP_SECONDS = 300.0
 _WAIT_SECONDS = 2.0  # wait for memory: a replaced stage may be about to release it
 
 
@@ -114,7 +114,7 @@ class WeightCache:
         *,
         unit: ComputeUnit = ComputeUnit(),
         memory: int | None = None,
-        keep: float = KEEP_SECONDS,
+        keep: float = inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load layers for the `unit` that computes them. Limit weights, caches and batches to `memory` bytes in all
