@@ -100,10 +100,9 @@ class StageQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A loaded block of a stage, its model, and its last layer."""
+    """A loaded block of a stage, and its last layer."""
 
     block: Block
-    model: Model
     last: int
 
 
@@ -181,7 +180,6 @@ class Stage:
                 thread.join()
         for part in self._parts:
             part.block.close()
-            self._cache.give_back(part.model)
         self._parts = []
         self._reservation.close()
 
@@ -202,14 +200,9 @@ class Stage:
         for file in self._files:
             if self._closed:
                 return
-            model = self._cache.acquire(file, set_share)
-            try:
-                block = self._block(model, file.layers)
-            except BaseException:
-                self._cache.give_back(model)
-                raise
+            block = self._block(self._cache.acquire(file, set_share), file.layers)
             with self._changed:
-                self._parts.append(_Part(block, model, file.layers.last))
+                self._parts.append(_Part(block, file.layers.last))
                 self._share = 0.0
                 self._used = perf_counter()
                 self._changed.notify_all()

@@ -3,6 +3,7 @@ processor or graphics cards that compute them."""
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -90,7 +91,6 @@ class ComputeUnit:
 class _Entry:
     """A file that is loaded, or being loaded by some thread; `open` keeps it from being removed."""
 
-    users: int = 0
     used: float = 0.0
     model: Future[Model] = field(default_factory=Future)
     open: ExitStack = field(default_factory=ExitStack)
@@ -118,10 +118,11 @@ class WeightCache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load layers for the `unit` that computes them. Limit weights, caches and batches to `memory` bytes in all
-        (None: no limit); keep weights that no stage uses for `keep` seconds."""
+        (None: no limit); keep weights that no reservation names for `keep` seconds."""
         self.layers, self.unit, self.memory, self.keep = layers, unit, memory, keep
         self._clock = clock
         self._entries: dict[LayerFile, _Entry] = {}
+        self._reservations = Counter[LayerFile]()  # how many name each file
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
         self._reserved = 0  # bytes of caches and batch buffers
@@ -144,11 +145,9 @@ class WeightCache:
         return max(1, free if self.memory is None else min(free, self.memory - self._reserved))
 
     def reserve(self, work: StageSpec, model: ModelLayers, files: Sequence[LayerFile]) -> ExitStack:
-        """Reserve the memory that a stage of these files needs besides its weights, until the result is closed. Wait a
-        moment if other stages use it. Raises MemoryShort: the stage does not fit, with its weights, beside what is in
-        use."""
-        if (limit := self.memory) is None:
-            return ExitStack()
+        """Reserve memory for a stage of these files, whose weights stay once they are loaded, until the result is
+        closed. Wait a moment if other stages use it. Raises MemoryShort: the stage does not fit, with its weights,
+        beside what is in use."""
         size = overhead(costs_of(model.header(), self.unit.hardware.cache_type), work, [file.layers for file in files])
         weights = sum(file.size for file in files)
         replies = "one reply" if work.sessions == 1 else f"{work.sessions} replies"
@@ -156,17 +155,19 @@ class WeightCache:
             f"Layers {work.layers} of {work.name} take {weights / 1e6:.0f} MB, and {size / 1e6:.0f} MB for {replies} of"
             f" {work.context} tokens"
         )
-        return self._reserve(size, weights, limit, files, needed)
+        return self._reserve(size, inf if self.memory is None else self.memory, files, needed)
 
-    def reserve_bytes(self, size: int, what: str) -> ExitStack:
+    def reserve_bytes(self, size: int, what: str, files: Sequence[LayerFile] = ()) -> ExitStack:
         """Reserve memory for `what`, which is no stage, until the result is closed; unused weights are unloaded for it.
-        Wait a moment if memory is in use. Raises MemoryShort: it does not fit beside what is in use."""
+        The weights of `files` stay meanwhile. Wait a moment if memory is in use. Raises MemoryShort: it does not fit
+        beside what is in use."""
         if size > self.available():
             self.evict_unused(everything=True)
-        return self._reserve(size, 0, self.unit.available(), (), f"{what} takes {size / 1e6:.0f} MB here")
+        return self._reserve(size, self.unit.available(), files, f"{what} takes {size / 1e6:.0f} MB here")
 
-    def _reserve(self, size: int, weights: int, most: int, files: Sequence[LayerFile], needed: str) -> ExitStack:
-        """Reserve `size` bytes once they are left beside the `weights` of `files`; there are never more than `most`."""
+    def _reserve(self, size: int, most: float, files: Sequence[LayerFile], needed: str) -> ExitStack:
+        """Reserve `size` bytes once they are left beside the weights of `files`; there are never more than `most`."""
+        weights = sum(file.size for file in files)
         deadline = time.monotonic() + _WAIT_SECONDS
         with self._freed:
             while weights + size > (
@@ -178,32 +179,33 @@ class WeightCache:
                         "Give this device fewer layers, a shorter context, or more memory with --memory.",
                     )
             self._reserved += size
+            self._reservations.update(files)
         reservation = ExitStack()
-        reservation.callback(self._release, size)
+        reservation.callback(self._release, size, files)
         return reservation
 
     def _in_use(self, excluded: Sequence[LayerFile]) -> int:
-        """Return the bytes that stages use, without the weights of the files `excluded`."""
-        weights = (file.size for file, entry in self._entries.items() if entry.users and file not in excluded)
-        return self._reserved + sum(weights)
+        """Return the bytes that are reserved, without the weights of the files `excluded`."""
+        return self._reserved + sum(file.size for file in self._reservations if file not in excluded)
 
-    def _release(self, size: int) -> None:
+    def _release(self, size: int, files: Sequence[LayerFile]) -> None:
         with self._freed:
             self._reserved -= size
+            self._reservations -= Counter(files)
+            for file in self._entries.keys() & files:
+                self._entries[file].used = self._clock()
             self._freed.notify_all()
 
     def acquire(self, file: LayerFile, progress: Callable[[float], None] | None = None) -> Model:
-        """Return the layers of a file, loaded if they are not in memory. The caller gives them back with `give_back`.
-        Raises LayersMissing: the file is no longer on this device; MemoryShort: what is in use leaves no room for it;
-        ModelCorrupt, ModelUnsupported: it cannot be loaded; StoreFull, DiskFull, LayersRefused: it had to be cut, and
-        there is no room."""
+        """Return the layers of a file for which room is reserved, loaded if they are not in memory. Raises
+        LayersMissing: the file is no longer on this device; ModelCorrupt, ModelUnsupported: it cannot be loaded;
+        StoreFull, DiskFull, LayersRefused: it had to be cut, and there is no room."""
         with self._lock:
             entry = self._entries.get(file)
             mine = entry is None
             if entry is None:
                 self._make_room(file)
                 entry = self._entries[file] = _Entry()
-            entry.users += 1
         if mine:
             try:
                 path = entry.open.enter_context(file.using())
@@ -218,15 +220,6 @@ class WeightCache:
                 raise
         return entry.model.result()
 
-    def give_back(self, model: Model) -> None:
-        """Return a model of `acquire` to the cache."""
-        with self._freed:
-            for entry in self._entries.values():
-                if entry.model.done() and entry.model.result() is model:
-                    entry.users -= 1
-                    entry.used = self._clock()
-            self._freed.notify_all()
-
     def evict_unused(self, everything: bool = False) -> int:
         """Unload the files that have been unused for `keep` seconds, or all unused ones if `everything`; return how
         many."""
@@ -238,23 +231,13 @@ class WeightCache:
         return len(old)
 
     def _unused(self) -> list[LayerFile]:
-        """Return the files that no stage uses, the least recently used first."""
-        unused = (file for file, entry in self._entries.items() if not entry.users)
-        return sorted(unused, key=lambda file: self._entries[file].used)
+        """Return the files that no reservation names, the least recently used first."""
+        return sorted(self._entries.keys() - self._reservations, key=lambda file: self._entries[file].used)
 
     def _make_room(self, file: LayerFile) -> None:
         """Unload the least recently used files until `file` fits."""
-        if self.memory is None:
-            return
-        used, unused = self._reserved + sum(loaded.size for loaded in self._entries), self._unused()
-        while used + file.size > self.memory:
-            if not unused:
-                raise MemoryShort(
-                    f"Loading {file.layers.named} takes {file.size / 1e6:.0f} MB; {used / 1e6:.0f} MB of the"
-                    f" {self.memory / 1e6:.0f} MB for layers are in use, {self._reserved / 1e6:.0f} MB of them for"
-                    " caches.",
-                    "Give this device fewer layers, or more memory with --memory.",
-                )
-            oldest = unused.pop(0)
-            used -= oldest.size
+        for oldest in self._unused():
+            used = self._reserved + sum(loaded.size for loaded in self._entries)
+            if self.memory is None or used + file.size <= self.memory:
+                return
             self._entries.pop(oldest).open.close()

@@ -30,7 +30,7 @@ slowly = paced(Pace({}, {}, {}))
 slowly.__enter__()
 """
 _disk, _processor = threading.Lock(), threading.Lock()
-_give_back = WeightCache.give_back
+_reserve = WeightCache.reserve
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,12 @@ class PacedBlock(Block):
         return found
 
 
-def _cold(weights: WeightCache, model: Model) -> None:
-    """Give a model back to the `weights`, and unload what no stage uses."""
-    _give_back(weights, model)
-    weights.evict_unused(everything=True)
+def _cold(weights: WeightCache, *stage: Any) -> ExitStack:
+    """Reserve room for a stage, and unload what no stage uses once that ends."""
+    ending = ExitStack()
+    ending.callback(weights.evict_unused, everything=True)
+    ending.enter_context(_reserve(weights, *stage))
+    return ending
 
 
 @contextmanager
@@ -85,7 +87,7 @@ def paced(pace: Pace) -> Iterator[None]:
         for module, name, slow in (
             (stage, "Block", partial(PacedBlock, pace=pace)),
             (weight_cache, "Model", PacedModel),
-            (WeightCache, "give_back", _cold),
+            (WeightCache, "reserve", _cold),
             (manifest, "PIECE_BYTES", 1),
         ):
             patched.enter_context(patch.object(module, name, slow))

@@ -62,11 +62,13 @@ class FolderLayers:
         return digest
 
 
-def take(weights: WeightCache, model: str, first: int, stop: int | None = None) -> Model:
-    """The first file of a stage with these layers, loaded."""
+def take(weights: WeightCache, model: str, first: int, stop: int | None = None) -> tuple[Model, ExitStack]:
+    """The first file of a stage with these layers, loaded, and its reservation."""
     found = weights.layers.open(model)
     assert found is not None
-    return weights.acquire(found.files(LayerRange(first, first + 1 if stop is None else stop))[0])
+    file = found.files(LayerRange(first, first + 1 if stop is None else stop))[0]
+    reservation = weights.reserve_bytes(0, f"Layer {first}", [file])
+    return weights.acquire(file), reservation
 
 
 def warm(weights: WeightCache, model: str) -> frozenset[int]:

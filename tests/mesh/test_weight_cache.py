@@ -35,8 +35,8 @@ class Clock:
 def test_what_nobody_uses_goes_after_a_while(verifier_cut: Cut) -> None:
     clock, model = Clock(), verifier_cut.work.model
     cache = WeightCache(verifier_cut.layers, keep=60.0, clock=clock)
-    first, _ = (take(cache, model, layer) for layer in (0, 1))
-    cache.give_back(first)
+    (_, first), _ = (take(cache, model, layer) for layer in (0, 1))
+    first.close()
     clock.now = 59.0
     assert cache.evict_unused() == 0
     clock.now = 61.0
@@ -50,11 +50,11 @@ def test_room_is_made_by_what_was_used_longest_ago(verifier_cut: Cut) -> None:
     cache = WeightCache(layers, memory=3 * one, clock=clock)
     taken = {layer: take(cache, model, layer) for layer in (4, 5, 6)}
     for clock.now, layer in ((1.0, 6), (2.0, 4)):
-        cache.give_back(taken[layer])
+        taken[layer][1].close()
     take(cache, model, 7)
     assert warm(cache, model) == {4, 5, 7}
     take(cache, model, 4)
-    with pytest.raises(MemoryShort, match=r"Loading layer 9 takes .* MB; "):
+    with pytest.raises(MemoryShort, match=r"Layer 8 takes .* MB are left"):
         take(cache, model, 8)
     assert cache.size <= 3 * one
 
@@ -67,7 +67,7 @@ def test_a_layer_is_loaded_once_for_all_who_want_it(verifier_cut: Cut) -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 4
-    assert len(set(map(id, found))) == 1
+    assert len({id(model) for model, _ in found}) == 1
 
 
 def test_a_layer_that_cannot_be_loaded_can_be_tried_again(verifier_cut: Cut, tmp_path: Path) -> None:
@@ -126,13 +126,13 @@ def test_what_others_say_was_brought_costs_no_endless_reading(verifier_cut: Cut,
 def test_a_file_is_in_use_until_it_is_no_longer_loaded(verifier_cut: Cut, tmp_path: Path) -> None:
     store, model, clock = LayerStore(tmp_path, PLENTY), verifier_cut.work.model, Clock()
     cache = WeightCache(WholeModel(ModelFile.open(verifier_cut.path), store), keep=60.0, clock=clock)
-    first, second = take(cache, model, 0), take(cache, model, 1)
-    cache.give_back(first)
+    first, second = (take(cache, model, layer)[1] for layer in (0, 1))
+    first.close()
     assert store.clean().in_use == 2
     clock.now = 61.0
     cache.evict_unused()
     assert (store.clean().in_use, len(store.pieces(model))) == (1, 1)
-    cache.give_back(second)
+    second.close()
     cache.evict_unused(everything=True)
     assert (store.clean().in_use, store.size) == (0, 0)
 
@@ -242,12 +242,13 @@ def test_a_layer_that_is_loaded_stays(draft_path: Path, tmp_path: Path) -> None:
     assert found is not None
     assert (set(found.held), found.pieces) == ({2, 3, 4}, None)
     (file,) = found.files(LayerRange(3, 4))
-    loaded = weights.acquire(file)
+    reserved = weights.reserve_bytes(0, "A layer", [file])
+    weights.acquire(file)
     assert weights.warm(found) == {3}
     assert store.clean().in_use == 1
     assert (rest := source.open("0" * 64, pieces)) is not None
     assert rest.held == {3}
-    weights.give_back(loaded)
+    reserved.close()
     assert weights.evict_unused(everything=True) == 1
     assert store.clean().in_use == 0
     assert source.open("0" * 64, pieces) is None
