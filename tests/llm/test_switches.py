@@ -127,7 +127,6 @@ def teach(policy: DraftPolicy) -> None:
                 policy.drafted(asked, seconds - 1.0)
             verdict = Verdict(0, np.ones(1, np.int32))
             policy.observe(Round(0, chunk, Decision(True, ""), verdict, 0.0, seconds - 1.0, seconds))
-        policy.end()
 
 
 def test_a_draft_model_that_does_not_pay_drafts_nothing_and_that_is_said_once(slow: LLM) -> None:

@@ -206,7 +206,6 @@ class HybridDrafter(Drafter):
             self._model.begin(state)
 
     def end(self) -> None:
-        self._policy.end()
         if self._model is not None:
             self._model.end()
 

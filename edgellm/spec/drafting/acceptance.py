@@ -63,8 +63,7 @@ class ConfidenceAcceptance:
     def observe(self, chunk: Chunk, accepted: int) -> None:
         """Learn that the first `accepted` tokens of a chunk were accepted; copied tokens are left out."""
         own = 0 if chunk.retrieved else len(chunk) - chunk.tail
-        if own:
-            self.learn(chunk.confidence[:own].tolist(), min(own, accepted))
+        self.learn(chunk.confidence[:own].tolist(), min(own, accepted))
 
     def learn(self, confidence: Sequence[float], accepted: int) -> None:
         """Learn that the first `accepted` of the drafted tokens with this `confidence` were accepted."""
@@ -107,8 +106,6 @@ class EvidenceAcceptance:
     def chance(self, kind: Evidence) -> float:
         """Return the chance in (0, 1) that the verifier accepts a token of this kind after accepting all before it."""
         best = max(prior for bit, prior in enumerate(self._priors) if kind.agree >> bit & 1)
-        if not kind.matched:  # Only its place speaks for the token.
-            best *= 0.2
         prior = (best + (1.0 - best) * kind.matched / (MAX_MATCH + 2.0)) * (0.4, 0.7, 1.0)[kind.level]
         return self._shares[kind].chance(prior)
 

@@ -23,7 +23,7 @@ class Tuning:
 
     exploration: float = 0.004  # share of the time for tries of a draft model
     latest: float = 0.1  # weight of the latest round in the mean of a way to write, once there are many
-    reply_tokens: float = 40.0  # expected tokens of a reply before the first reply has ended
+    left: float = 100.0  # expected tokens of a reply that are yet to come
     first_try: float = 0.2  # decodes that trying a draft model may cost at first, where drafts are cheap
     most_credit: float = 16.0  # most decodes saved by right drafts that wrong ones may cost
     hope: float = 0.8  # acceptance rate of a draft model that nothing is known of: pairs of one family reach that
@@ -54,14 +54,14 @@ class Arm:
 
 
 class ModelArm:
-    """A draft model, by the means of rounds with it, of its drafts, and of its reading of prompts."""
+    """A draft model, by the means of rounds with it, and of its drafts."""
 
     rounds_tried = 4
     """Rounds with a draft model before it is judged: fewer are too few for its mean."""
     first_draft = 4  # most tokens of a draft before any was verified: trying a useless model is to cost little
 
     def __init__(self) -> None:
-        self.rounds, self.drafts, self.reading = Arm(), Arm(), Arm()
+        self.rounds, self.drafts = Arm(), Arm()
         self.acceptance, self.allowance = ConfidenceAcceptance(), TUNING.first_try
         self.acceptances: Sequence[float] = ()
         self._seconds = self._read = 0.0  # expected seconds of a drafted token; those of reading in this round
@@ -104,13 +104,11 @@ class ModelArm:
         self.has_read, self.asked, self._read = True, True, 0.0
         if prompt:
             self._read = max(0.0, seconds - tokens * self.token_seconds)
-            self.reading.add(prompt, self._read)
         else:
             self.drafts.add(tokens, seconds)
 
     def observe(self, chunk: Chunk, accepted: int, tokens: int, seconds: float, *, first: bool) -> None:
         """Learn from a round of `seconds` that wrote `tokens`; the `first` one's time includes the prompt's."""
-        self.unread += 0 if self.has_read else tokens
         if self.asked:
             self.acceptance.observe(chunk, accepted)
             if not first:
@@ -134,7 +132,6 @@ class DraftPolicy:
         self.copies = copies or EvidenceAcceptance()
         self._models: dict[str, ModelArm] = {}
         self._plain, self._others = Arm(), Arm()  # rounds without a draft, and without a draft model
-        self._reply_tokens = TUNING.reply_tokens  # mean tokens of a reply
         self.use_curve(curve)
         self.begin(0)
 
@@ -159,10 +156,6 @@ class DraftPolicy:
         self.cost.move(prompt)
         if self._model is not None:
             self._model.begin(prompt, self._hoped(self._model)[0])
-
-    def end(self) -> None:
-        """End the reply."""
-        self._reply_tokens += TUNING.latest * (self._written - self._reply_tokens)
 
     @property
     def price(self) -> float:
@@ -197,10 +190,8 @@ class DraftPolicy:
             if not (self._linked or model.acceptances):
                 return None
             rounds = self._hoped(model)[1]
-        elif self._linked and self._plain.rounds < model.rounds_tried:
-            return None
-        left = max(0.0, self._reply_tokens - self._written)
-        pays = left * (self._others.pace or self.cost.single) > left * rounds.pace + self._reading(model)
+        saved = TUNING.left * ((self._others.pace or self.cost.single) - rounds.pace)
+        pays = saved > self._reading(model)
         return rounds if self._gain(rounds) > self._gain(self._without) and (model.has_read or pays) else None
 
     def _tries(self, model: ModelArm) -> int:
@@ -210,15 +201,9 @@ class DraftPolicy:
             return 0
         most = min(model.most, model.hope)
         left = model.allowance - (0.0 if self._linked else self._reading(model) / self.cost.single)
-        trip, single = self._round_trip, self.cost.single
-        losses = ((n, self.cost.loss(n, 0) + (n * model.token_seconds + trip) / single) for n in range(most, 0, -1))
+        drafting = model.token_seconds / self.cost.single
+        losses = ((n, self.cost.loss(n, 0) + n * drafting) for n in range(most, 0, -1))
         return next((n for n, loss in losses if loss <= left), 0)
-
-    @property
-    def _round_trip(self) -> float:
-        """Return the seconds of a plain round across a link beyond its passes, 0 while they are unknown."""
-        plain = self._plain
-        return max(0.0, plain.seconds - plain.tokens * self.cost.single) if self._linked else 0.0
 
     def _hoped(self, model: ModelArm) -> tuple[int, Arm]:
         """Return the best length of the model's drafts if they are as right as is known, or can be hoped, 0 if none
@@ -231,10 +216,10 @@ class DraftPolicy:
         return n, hoped
 
     def _reading(self, model: ModelArm) -> float:
-        """Return the seconds that the model takes to read the text before it can draft: until that was measured, its
-        rows are as cheap beside a single one as the verifier's."""
+        """Return the seconds that the model takes to read the text before it can draft: its rows are as cheap beside a
+        single one as the verifier's."""
         row = self.cost.table[-1] / (MAX_DRAFT + 1) / self.cost.single
-        return model.unread * (model.reading.pace or row * model.token_seconds)
+        return model.unread * row * model.token_seconds
 
     @property
     def _without(self) -> Arm:
@@ -360,7 +345,7 @@ class DraftPolicy:
             taken, rest = f"takes {model.rounds.pace * 1e3:.1f}", ", and tried again now and then"
         else:
             best, hoped = self._hoped(model)
-            if judged or best or hoped.pace <= without or not self.cost.given.filled:
+            if judged or best or not self.cost.given.filled:
                 return ""  # An estimate is no reason to say so.
             taken, rest = f"would take at least {hoped.pace * 1e3:.1f}", ""
         here = f"A token {taken} ms with the {name} and {without * 1e3:.1f} ms without it"

@@ -106,7 +106,6 @@ class Pair:
             seconds = self._table[1 + drafted] + drafting
             told(known, drafted, new, seconds, copied=False, drafting=drafting)
             written, taken = written + new, taken + seconds
-        known.end()
         return taken - written
 
 
@@ -201,7 +200,6 @@ def test_a_model_that_does_not_pay_is_hardly_asked_in_this_reply_and_the_next(to
     known = policy(FLAT, "slow")
     assert rounds_with(known, 1000, tokens, drafting=3.0) < 12
     for _ in range(10):
-        known.end()
         known.begin(0, "slow")
         told(known, 0, 1, 1.0)
     assert rounds_with(known, 1000, tokens, drafting=3.0) < 8
@@ -243,7 +241,6 @@ def read(seconds: float, **kwargs: bool) -> DraftPolicy:
                 reads = 0.0
             else:
                 told(known, 0, 1, 1.0)
-        known.end()
     return known
 
 
