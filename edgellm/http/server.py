@@ -11,7 +11,6 @@ import ssl
 import struct
 import threading
 from asyncio import TimerHandle
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -109,7 +108,6 @@ class _UvicornServer(uvicorn.Server):
         self.started_or_failed = threading.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
         self._listener = listener
-        self._ending = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
         await super().startup([])
@@ -121,17 +119,10 @@ class _UvicornServer(uvicorn.Server):
         self.servers.append(listening)
         self.started_or_failed.set()
 
-    async def main_loop(self) -> None:
-        """Wait for the end, and renew the date of answers each second: uvicorn's own looks ten times a second."""
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), 1.0)
-
     async def end(self, handler: RequestHandler, grace: float) -> None:
         """Stop once `handler` has ended its replies, for which it has `grace` seconds."""
         await handler.shut_down(grace)
         self.should_exit = True
-        self._ending.set()
 
 
 class HttpServer:
