@@ -7,15 +7,16 @@ own key does, which `edgellm serve` prints in the link to the page.
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi import Path as PathParameter
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AwareDatetime, Field
 
 from edgellm.http.middleware import Keys
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.fields import RequestModel
+from edgellm.http.schemas.responses import Json
 from edgellm.storage.chat_log import MAX_BYTES, Conversation, History
 
 PATH = "/conversations"
@@ -54,34 +55,11 @@ class ConversationIn(RequestModel):
         return Conversation(conversation_id, min(self.when or now, now), turns, " ".join(self.name.split()), self.page)
 
 
-class ConversationInfo(BaseModel):
-    """A conversation in the list. `excerpt` is where the searched text stands in it, if not in the title."""
-
-    id: str
-    title: str
-    when: datetime
-    turns: int
-    excerpt: str | None = None
-
-    @classmethod
-    def of(cls, one: Conversation, excerpt: str | None = None) -> Self:
-        return cls(id=one.id, title=one.title[:_MAX_TITLE], when=one.when, turns=len(one.turns), excerpt=excerpt)
-
-
-class ConversationList(BaseModel):
-    """The stored conversations, the newest first; `on` is false while the history is off, and nothing is stored."""
-
-    on: bool
-    data: list[ConversationInfo]
-
-
-class ConversationOut(BaseModel):
-    id: str
-    name: str
-    title: str
-    when: datetime
-    turns: list[dict[Literal["role", "content"], str]]
-    page: str
+def _info(one: Conversation, excerpt: str | None = None) -> Json:
+    """Return the list's entry of a conversation. `excerpt` is where the searched text stands in it, if not in the
+    title."""
+    when = one.when.isoformat()
+    return {"id": one.id, "title": one.title[:_MAX_TITLE], "when": when, "turns": len(one.turns), "excerpt": excerpt}
 
 
 def _check_on(store: History) -> None:
@@ -97,10 +75,10 @@ def _find(store: History, conversation_id: str) -> Conversation:
     return one
 
 
-def _save(store: History, one: Conversation, replaces: datetime | None = None) -> ConversationInfo:
+def _save(store: History, one: Conversation, replaces: datetime | None = None) -> Json:
     _check_on(store)
     store.save(one, replaces=replaces)
-    return ConversationInfo.of(one)
+    return _info(one)
 
 
 def add_conversations(app: FastAPI, keys: Keys) -> None:
@@ -116,26 +94,28 @@ def add_conversations(app: FastAPI, keys: Keys) -> None:
         return {"tags": ["page"], "dependencies": [Depends(check_key)], "summary": summary}
 
     @app.get(PATH, **options("List or search conversations"))
-    def listed(search: Search = "") -> ConversationList:
+    def listed(search: Search = "") -> Json:
+        """Return the stored conversations, the newest first; while the history is off, nothing is stored."""
         found = (_match(one, search.strip()) for one in (store.all() if store.on else ()))
-        return ConversationList(on=store.on, data=[info for info in found if info is not None])
+        return {"on": store.on, "data": [info for info in found if info is not None]}
 
     @app.post(PATH, status_code=201, **options("Store a new conversation"))
-    def add(body: ConversationIn) -> ConversationInfo:
+    def add(body: ConversationIn) -> Json:
         return _save(store, body.conversation(Conversation.new().id))
 
     @app.get(one_path, **options("One conversation"))
-    def read(conversation_id: ConversationId) -> ConversationOut:
+    def read(conversation_id: ConversationId) -> Json:
         one = _find(store, conversation_id)
-        turns: Any = [{"role": role, "content": text} for role, text in one.turns]
-        return ConversationOut(id=one.id, name=one.name, title=one.title, when=one.when, turns=turns, page=one.page)
+        turns = [{"role": role, "content": text} for role, text in one.turns]
+        return {"id": one.id, "name": one.name, "title": one.title, "when": one.when.isoformat(), "turns": turns,
+                "page": one.page}  # fmt: skip
 
     @app.put(one_path, **options("Store a conversation, over its earlier state"))
-    def write(conversation_id: ConversationId, body: ConversationIn) -> ConversationInfo:
+    def write(conversation_id: ConversationId, body: ConversationIn) -> Json:
         return _save(store, body.conversation(conversation_id), body.replaces)
 
     @app.patch(one_path, **options("Rename a conversation"))
-    def rename(conversation_id: ConversationId, body: NewName) -> ConversationInfo:
+    def rename(conversation_id: ConversationId, body: NewName) -> Json:
         one = _find(store, conversation_id)
         return _save(store, replace(one, name=" ".join(body.name.split())), one.when)
 
@@ -146,14 +126,14 @@ def add_conversations(app: FastAPI, keys: Keys) -> None:
         return Response(status_code=204)
 
 
-def _match(one: Conversation, search: str) -> ConversationInfo | None:
+def _match(one: Conversation, search: str) -> Json | None:
     """Return the list's entry of a conversation in which `search` is found, whatever its case."""
     wanted = re.compile(re.escape(search), re.IGNORECASE)
     if not search or wanted.search(one.title):
-        return ConversationInfo.of(one)
+        return _info(one)
     for _role, text in one.turns:
         if hit := wanted.search(text):
             begin, end = max(0, hit.start() - _EXCERPT), hit.end() + _EXCERPT
             shown = " ".join(text[begin:end].split())
-            return ConversationInfo.of(one, f"{'… ' if begin else ''}{shown}{' …' if end < len(text) else ''}")
+            return _info(one, f"{'… ' if begin else ''}{shown}{' …' if end < len(text) else ''}")
     return None
