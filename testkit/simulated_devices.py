@@ -4,6 +4,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter, sleep
@@ -13,7 +14,7 @@ import numpy as np
 from edgellm.engine import Context, ContextSpec, Message, Model, SeqRows
 from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
-from edgellm.verifier.scheduler import Answer, SchedulerLimits
+from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
@@ -133,7 +134,7 @@ class Fleet:
         over = threading.Semaphore(0)
         for device, script in enumerate(self._work):
             ask = VerifyRequest(device, GREEDY, 0, script.before, Chunk(), tenant=ELSEWHERE)
-            self.worker.submit(ask, lambda _answer: over.release())
+            self.worker.submit(ask).add_done_callback(lambda _answer: over.release())
         for _ in self._work:
             over.acquire()
 
@@ -160,16 +161,14 @@ class Fleet:
     def _send(self, arrival: Arrival) -> None:
         ask = self._work[arrival.device].ask(arrival.device, self._rng)
         self.context.unseen[arrival.device] = 1 + GAMMA * arrival.kept
-        self.worker.submit(ask, partial(self._answered, arrival))
+        self.worker.submit(ask).add_done_callback(partial(self._answered, arrival))
 
-    def _answered(self, arrival: Arrival, answer: Answer) -> None:
-        began = perf_counter()
-        if not isinstance(answer, Verdict):
-            raise TypeError(f"no verdict: {answer}")
+    def _answered(self, arrival: Arrival, answer: Future[Verdict]) -> None:
+        began, verdict = perf_counter(), answer.result()
         played, now = self._played, began - self._began
         played.latencies.append(now - arrival.at)
         played.answered.append(now)
-        played.tokens += answer.accepted + len(answer.tokens)
+        played.tokens += verdict.accepted + len(verdict.tokens)
         with self._lock:
             line = self._lines[arrival.device]
             line.popleft()

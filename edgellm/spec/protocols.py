@@ -209,6 +209,13 @@ Ahead: TypeAlias = Callable[..., None]
 """A function that drafts behind a chunk, until the function `until` returns True."""
 
 
+def begun() -> Future[Verdict]:
+    """Return the future of a verdict that nobody may cancel."""
+    future: Future[Verdict] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 def settled(verdict: Verdict) -> Future[Verdict]:
     """Return the future of a verdict that is there already."""
     future: Future[Verdict] = Future()

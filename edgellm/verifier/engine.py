@@ -4,6 +4,8 @@ drafts. An engine is used by one thread at a time, as `edgellm.verifier.worker` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
@@ -12,9 +14,8 @@ import numpy as np
 
 from edgellm.engine import Floats, Ids, SeqRows, common_prefix
 from edgellm.errors import EdgeError
-from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
-from edgellm.spec.types import Verdict
-from edgellm.verifier.scheduler import Answer, Counters, Deliver, Job, Scheduler, Slice
+from edgellm.spec.protocols import HERE, Tenant
+from edgellm.verifier.scheduler import Counters, Job, Scheduler, Slice
 
 if TYPE_CHECKING:
     from edgellm.verifier.extra_drafts import ExtraDrafts
@@ -58,14 +59,12 @@ class VerifierEngine:
         """Return whether the next batch will have requests that are about to come. Who waits for a slot comes first."""
         return bool(self.returning) and not self._queue and len(self._running) + len(self.returning) > 1
 
-    def add(self, request: VerifyRequest, deliver: Deliver, arrival: int = 0) -> None:
-        """Add a request, which arrived after the beginning of `arrival` prefill batches. `deliver` is called with the
-        answer, unless the session is dropped first."""
-        self.returning.discard(request.session)
-        job = Job(request, request.prefix, deliver=deliver, arrival=arrival)
+    def add(self, job: Job) -> None:
+        """Add a request, which gets its answer unless the session is dropped first."""
+        self.returning.discard(job.session)
         self._queue[job.session] = job
         self._scheduler.on_request(job)
-        if self._slots.slot(request.session) is not None:
+        if self._slots.slot(job.session) is not None:
             self._claim(job)  # An older request must not get its slot.
 
     def drop(self, session: int) -> None:
@@ -78,7 +77,8 @@ class VerifierEngine:
     def fail(self, error: EdgeError) -> None:
         """Answer all requests with `error`."""
         for job in (*self._queue.values(), *self._running.values()):
-            job.deliver(error)
+            with suppress(InvalidStateError):  # A request that came last may have its error.
+                job.answer.set_exception(error)
 
     def step(self) -> bool:
         """Compute one batch; return False if there was none."""
@@ -138,20 +138,20 @@ class VerifierEngine:
         if needs_pass:
             self._requeue(job)
         else:
-            self._answer(job, job.verdict())
-
-    def _fail(self, job: Job, error: EdgeError) -> None:
-        self._runner.clear(job.slot)
-        self._answer(job, error)
-
-    def _answer(self, job: Job, answer: Answer) -> None:
-        del self._running[job.session]
-        self._slots.release(job.session)
-        if isinstance(answer, Verdict):
+            self._leave(job)
             self.counters.add(verdicts=1)
             if job.request.tenant is HERE:
                 self.returning.add(job.session)
-        job.deliver(answer)
+            job.answer.set_result(job.verdict())
+
+    def _fail(self, job: Job, error: EdgeError) -> None:
+        self._runner.clear(job.slot)
+        self._leave(job)
+        job.answer.set_exception(error)
+
+    def _leave(self, job: Job) -> None:
+        del self._running[job.session]
+        self._slots.release(job.session)
 
     def _count(self, batch: Sequence[Slice]) -> None:
         counters, sessions = self.counters, len(batch)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from edgellm.errors import EdgeError
 from edgellm.spec.drafting.acceptance import DECAY
 from edgellm.spec.drafting.cost_curve import CostCurve
+from edgellm.spec.protocols import begun
 from edgellm.spec.types import Verdict
 from edgellm.spec.verification import Judgement
 
@@ -189,9 +190,9 @@ class Scheduler:
 
 @dataclass(slots=True, eq=False)
 class Job(Judgement):
-    """A request on its way through queue, slot and batches of the engine, until the answer is delivered."""
+    """A request on its way through queue, slot and batches of the engine, until its answer."""
 
-    deliver: Deliver = lambda _answer: None
+    answer: Future[Verdict] = field(default_factory=begun)
     arrival: int = 0  # prefill batches computed before the request arrived, or was last served
     turn: int = 0  # earlier requests of the same device, if devices take turns
     slot: int = -1  # -1 while it waits for one
@@ -213,10 +214,6 @@ class Job(Judgement):
     @property
     def device(self) -> str:
         return self.request.tenant.device
-
-
-Answer: TypeAlias = Verdict | EdgeError
-Deliver: TypeAlias = Callable[[Answer], None]
 
 
 @dataclass(slots=True)

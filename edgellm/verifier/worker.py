@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -22,7 +23,7 @@ from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import Verdict
 from edgellm.verifier.engine import ModelRunner, VerifierEngine
 from edgellm.verifier.in_process import EXTRA_TOKENS
-from edgellm.verifier.scheduler import Answer, Counters, Deliver, Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import Counters, Job, Scheduler, SchedulerLimits
 
 if TYPE_CHECKING:
     from edgellm.verifier.extra_drafts import ExtraDrafts
@@ -46,16 +47,10 @@ class VerifierBackend(ABC):
         """Return the expected seconds until the waiting requests are answered."""
 
     @abstractmethod
-    def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """Request a verdict behind the whole text; a session always has the same tenant. `deliver` is called with the
-        answer from any thread, and must not block, unless the session ends first. VerifierBusy tells when to ask
-        again."""
-
-    def ask(self, request: VerifyRequest) -> Future[Verdict]:
-        """Request a verdict as `submit` does; return its future, which nobody may cancel."""
-        future = _begun()
-        self.submit(request, partial(settle, future))
-        return future
+    def submit(self, request: VerifyRequest) -> Future[Verdict]:
+        """Request a verdict behind the whole text; a session always has the same tenant. Return the verdict's future,
+        which nobody may cancel. It stays open where the session ends first; any thread may call its callbacks, which
+        must not block. VerifierBusy tells when to ask again."""
 
     @abstractmethod
     def end_session(self, session: int) -> None:
@@ -127,27 +122,33 @@ class VerifierWorker(VerifierBackend):
     def wait_seconds(self) -> float:
         return self._scheduler.wait_seconds(self.waiting)
 
-    def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """Request a verdict. If the worker has ended, `deliver` may be called twice, with the same error."""
-        arrival = self._engine.counters.prefills  # A batch in progress counts as earlier.
-        self._inbox.put(lambda: self._engine.add(request, deliver, arrival))
+    def submit(self, request: VerifyRequest) -> Future[Verdict]:
+        job = self._job(request)
+        self._inbox.put(partial(self._engine.add, job))
         if self._closed:  # The thread may no longer read the inbox.
-            deliver(_worker_ended())
+            with suppress(InvalidStateError):
+                job.answer.set_exception(_worker_ended())
+        return job.answer
 
-    def answer(self, request: VerifyRequest, deliver: Deliver, answered: Callable[[], bool]) -> None:
+    def answer(self, request: VerifyRequest) -> Future[Verdict]:
         """Compute the answer in the calling thread, which spares it two changes of threads, unless and until another
         request has to be computed with it."""
         if self._closed or not self._turn.acquire(blocking=False):
-            self.submit(request, deliver)
-            return
+            return self.submit(request)
         try:
-            self._engine.add(request, deliver, self._engine.counters.prefills)
-            while not (answered() or self._wants_turn or self._inbox.qsize()):
+            job = self._job(request)
+            self._engine.add(job)
+            while not (job.answer.done() or self._wants_turn or self._inbox.qsize()):
                 self._engine.step()
         finally:
             self._turn.release()
-        if not answered():
+        if not job.answer.done():
             self._inbox.put(lambda: None)  # The worker's thread goes on.
+        return job.answer
+
+    def _job(self, request: VerifyRequest) -> Job:
+        """Return a request that arrives now, when a batch in progress counts as earlier."""
+        return Job(request, request.prefix, arrival=self._engine.counters.prefills)
 
     def end_session(self, session: int) -> None:
         self._inbox.put(lambda: self._engine.drop(session))
@@ -252,7 +253,7 @@ class ColocatedVerifier(Verifier):
         self._backend.end_session(number)
 
     def _send(self, request: VerifyRequest) -> Future[Verdict]:
-        return self._backend.ask(request)
+        return self._backend.submit(request)
 
 
 class BatchedVerifier(ColocatedVerifier):
@@ -287,26 +288,7 @@ class BatchedVerifier(ColocatedVerifier):
             release_threads()
             return super()._send(request)
         request.extra *= self._speculates
-        future = _begun()
-        self._worker.answer(request, partial(settle, future), future.done)
-        return future
+        return self._worker.answer(request)
 
     def close(self) -> None:
         self._worker.close()
-
-
-def _begun() -> Future[Verdict]:
-    """Return the future of a verdict that nobody may cancel."""
-    future: Future[Verdict] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-def settle(future: Future[Verdict], answer: Answer) -> None:
-    """Set an engine's verdict or error as the result of `future`."""
-    if future.done():  # An engine that ends answers all open requests.
-        return
-    if isinstance(answer, Verdict):
-        future.set_result(answer)
-    else:
-        future.set_exception(answer)

@@ -2,8 +2,8 @@
 several servers fails."""
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Token, V
 from edgellm.upstream.gateway.backend import GatewayBackend, PooledServer, families
 from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.verifier import UpstreamOptions
-from edgellm.verifier.scheduler import Answer
 from testkit import retokenized
 from testkit.retokenized import PAIRS
 from testkit.upstream.engine import Engine
@@ -175,25 +174,16 @@ class Sessions:
 
     def __init__(self, backend: GatewayBackend) -> None:
         self.backend = backend
-        self.answers: dict[int, list[Answer]] = {}
-        self._came = threading.Condition()
+        self.answers: dict[int, Future[Verdict]] = {}
 
     def ask(self, session: int, prefix: Ids, tenant: Tenant | None = None) -> None:
         """Ask for the next token of a session."""
+        request = VerifyRequest(session, GREEDY, 0, prefix, Chunk(), tenant=tenant or Tenant())
+        self.answers[session] = self.backend.submit(request)
 
-        def deliver(answer: Answer) -> None:
-            with self._came:
-                self.answers.setdefault(session, []).append(answer)
-                self._came.notify_all()
-
-        self.backend.submit(VerifyRequest(session, GREEDY, 0, prefix, Chunk(), tenant=tenant or Tenant()), deliver)
-
-    def wait(self, session: int, count: int = 1) -> Answer:
-        """Return the answer to a request of a session that has `count` answers then."""
-        with self._came:
-            assert self._came.wait_for(lambda: len(self.answers.get(session, [])) >= count, 600)
-        assert len(self.answers[session]) == count
-        return self.answers[session][-1]
+    def failure(self, session: int) -> BaseException | None:
+        """Wait for the answer to the latest request of a session; return its error, if any."""
+        return self.answers[session].exception(600)
 
 
 @pytest.fixture
@@ -223,9 +213,9 @@ def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, prompt: Id
     houses["two"].fail(None)
     sessions.backend.end_session(1)
     sessions.backend.end_session(2)
-    assert isinstance(sessions.wait(3), Verdict)
+    assert sessions.failure(3) is None
     assert [server.running for server in pool.servers] == [0, 0]
-    assert sorted(sessions.answers) == [3]
+    assert not any(sessions.answers[session].done() for session in (1, 2, 4))
 
 
 def test_a_device_keeps_its_server(sessions: Sessions, prompt: Ids) -> None:
@@ -233,7 +223,7 @@ def test_a_device_keeps_its_server(sessions: Sessions, prompt: Ids) -> None:
     pool = sessions.backend
     for session, device in enumerate(("phone", "laptop", "phone", "laptop")):
         sessions.ask(session, prompt, tenant=Tenant(device))
-        sessions.wait(session)
+        assert sessions.failure(session) is None
         sessions.backend.end_session(session)
     assert [server.figures["answers"] for server in pool.servers] == [2, 2]
 
@@ -243,7 +233,7 @@ def test_a_cache_is_shared_within_a_device_alone(sessions: Sessions, prompt: Ids
     before = [len(requests) for requests in asked]
     for session, salt in enumerate(("phone", "phone", "laptop", "")):
         sessions.ask(session, prompt, tenant=Tenant(salt, salt))
-        sessions.wait(session)
+        assert sessions.failure(session) is None
     salts = [
         body.get("cache_salt", "")
         for requests, start in zip(asked, before, strict=True)
@@ -256,7 +246,7 @@ def test_a_cache_is_shared_within_a_device_alone(sessions: Sessions, prompt: Ids
 def test_a_full_server_says_when_there_is_room(sessions: Sessions, prompt: Ids, houses: dict[str, House]) -> None:
     houses["two"].fail(Fault.BUSY)
     sessions.ask(1, prompt)
-    answer = sessions.wait(1)
+    answer = sessions.failure(1)
     assert isinstance(answer, VerifierBusy)
     assert 0.0 < answer.seconds <= 1.25
 
@@ -265,14 +255,14 @@ def test_a_refused_request_says_nothing_of_servers(sessions: Sessions, prompt: I
     """It is this request alone that they do not answer: another device's is not pushed back."""
     houses["two"].fail(Fault.REFUSED)
     sessions.ask(1, prompt)
-    answer = sessions.wait(1)
+    answer = sessions.failure(1)
     assert isinstance(answer, VerifierLost)
     assert "too many tokens" in answer.what
     assert sessions.backend.ready()
     assert [server.figures["refusals"] for server in sessions.backend.servers] == [1, 1]
     houses["two"].mend()
     sessions.ask(2, prompt)
-    assert isinstance(sessions.wait(2), Verdict)
+    assert sessions.failure(2) is None
 
 
 def test_a_stalling_server_is_replaced(prompt: Ids, houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
@@ -282,12 +272,12 @@ def test_a_stalling_server_is_replaced(prompt: Ids, houses: dict[str, House], f3
     sessions = Sessions(backend)
     for session in (1, 2):  # how long they take is known then
         sessions.ask(session, prompt)
-        sessions.wait(session)
+        assert sessions.failure(session) is None
     house.servers[0].fault = Fault.STALLED
-    for count in range(2, 100):
+    for _ in range(100):
         for session in (1, 2):
             sessions.ask(session, prompt)
-        if all(isinstance(sessions.wait(session, count), Verdict) for session in (1, 2)):
+        if [sessions.failure(session) for session in (1, 2)] == [None, None]:
             break  # else a busy machine was late, too
     assert backend.figures["moved_requests"] > 0
     house.mend()
@@ -299,5 +289,6 @@ def test_a_gateway_that_ends_says_so(sessions: Sessions, prompt: Ids, houses: di
     for session in (1, 2, 3):
         sessions.ask(session, prompt)
     sessions.backend.close()
-    sessions.ask(4, prompt)
-    assert all(isinstance(sessions.wait(session), EngineFailed) for session in (1, 2, 3, 4))
+    with pytest.raises(EngineFailed):
+        sessions.ask(4, prompt)
+    assert all(isinstance(sessions.failure(session), EngineFailed) for session in (1, 2, 3))

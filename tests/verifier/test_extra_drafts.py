@@ -17,7 +17,7 @@ from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Penalties, Sampling, Verdict
 from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.extra_drafts import Bandit, ExtraDrafts
-from edgellm.verifier.scheduler import Answer, Job, Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import Job, Scheduler, SchedulerLimits
 from tests.conftest import Architectures, Heads
 
 EXTRA = 7
@@ -61,12 +61,11 @@ class Asking:
         return self._is_eog(token) or token == self.end
 
     def ask(self, draft: Ids = NO_IDS, extra: int = EXTRA) -> Verdict:
-        answers: list[Answer] = []
-        self._engine.add(VerifyRequest(0, self._sampling, 0, self.ids, Chunk(draft), extra), answers.append)
-        while not answers:
+        job = Job(VerifyRequest(0, self._sampling, 0, self.ids, Chunk(draft), extra), self.ids)
+        self._engine.add(job)
+        while not job.answer.done():
             self._engine.step()
-        (verdict,) = answers
-        assert isinstance(verdict, Verdict)
+        verdict = job.answer.result()
         self.passes += verdict.passes
         self.ids = np.concatenate((self.ids, draft[: verdict.accepted], verdict.tokens))
         return verdict

@@ -1,7 +1,6 @@
 """The choice of the next batch, turns between devices, and few slots for more sessions."""
 
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Sampling, Verdict
 from edgellm.spec.verification import Judgement
 from edgellm.verifier import scheduler
 from edgellm.verifier.engine import SlotTable
-from edgellm.verifier.scheduler import DELAY, SOLO_DELAY, Answer, DeviceTurns, Job, SchedulerLimits, Slice, next_batch
+from edgellm.verifier.scheduler import DELAY, SOLO_DELAY, DeviceTurns, Job, SchedulerLimits, Slice, next_batch
 from edgellm.verifier.worker import VerifierWorker
 from tests.engine.logits import ids
 
@@ -102,9 +101,8 @@ def test_a_worker_prefills_in_the_chunks_that_its_curve_chooses(exact: Model, fa
     worker.use_curve(CostCurve(ROWS, tuple(curve(0.010, 0.00005) if fast else curve(0.060, 0.004))))
     worker.start()
     for session, prompt in ((1, ids[:5]), (2, ids)):
-        before, answers = worker.counters.prefills, SimpleQueue[Answer]()
-        worker.submit(VerifyRequest(session, GREEDY, 0, prompt, Chunk()), answers.put)
-        answers.get(timeout=120)
+        before = worker.counters.prefills
+        worker.submit(VerifyRequest(session, GREEDY, 0, prompt, Chunk())).result(120)
         counts[session] = worker.counters.prefills - before
     worker.close()
     assert counts == {1: 0, 2: 0 if fast else 10}

@@ -1,8 +1,8 @@
 """The worker, without a network."""
 
 import threading
-from collections.abc import Iterator
-from queue import SimpleQueue
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from edgellm.errors import EngineFailed
 from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
 from edgellm.verifier.engine import VerifierEngine
-from edgellm.verifier.scheduler import Answer, Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import Job, Scheduler, SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 from tests.services.conftest import Alone
 from tests.waiting import until
@@ -29,12 +29,15 @@ class Gate(Context):
         self.allowed.set()
         self.fails = False
         self.nan = False
+        self.next: Callable[[], None] = lambda: None  # called by the next decode
         self.orders: list[list[int]] = []  # of the sequences in each batch
         self.threads: set[int] = set()
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:  # type: ignore[override]
         self.orders.append([entry.seq for entry in rows])
         self.threads.add(threading.get_ident())
+        begin, self.next = self.next, lambda: None
+        begin()
         self.allowed.wait()
         if self.fails:
             raise EngineFailed("It is broken.", "Mend it.")
@@ -58,23 +61,17 @@ def worker(gate: Gate, exact: Model) -> Iterator[VerifierWorker]:
 class Asker:
     """One session at the worker."""
 
-    def __init__(
-        self, worker: VerifierWorker, session: int, tenant: Tenant = HERE, answers: SimpleQueue[Answer] | None = None
-    ) -> None:
+    answer: Future[Verdict]
+
+    def __init__(self, worker: VerifierWorker, session: int, tenant: Tenant = HERE) -> None:
         self.worker, self.session, self.tenant = worker, session, tenant
-        self.answers: SimpleQueue[Answer] = answers or SimpleQueue()
 
     def ask(self, prefix: Ids, extra: int = 0) -> None:
         request = VerifyRequest(self.session, GREEDY, 0, prefix, Chunk(), extra, round=1, tenant=self.tenant)
-        self.worker.submit(request, self.answers.put)
-
-    def answer(self) -> Answer:
-        return self.answers.get(timeout=120)
+        self.answer = self.worker.submit(request)
 
     def tokens(self) -> list[int]:
-        answer = self.answer()
-        assert isinstance(answer, Verdict)
-        return answer.tokens.tolist()
+        return self.answer.result(120).tokens.tolist()
 
     def get(self, prefix: Ids) -> list[int]:
         self.ask(prefix)
@@ -122,19 +119,13 @@ def test_who_is_alone_has_a_prompt_read_in_one_piece(worker: VerifierWorker, pro
 def test_a_request_that_is_alone_is_computed_by_who_asks_until_another_comes(
     gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone
 ) -> None:
-    answers: list[Answer] = []
-    request = VerifyRequest(1, GREEDY, 0, prompt, Chunk(), extra=1)
-    worker.answer(request, answers.append, lambda: bool(answers))
-    assert isinstance(answers[0], Verdict)
+    assert worker.answer(VerifyRequest(1, GREEDY, 0, prompt, Chunk(), extra=1)).done()
     assert gate.threads == {threading.get_ident()}
-    other, mine = Asker(worker, 2), Asker(worker, 1)
-
-    def asked() -> bool:  # before the first step
-        other.ask(prompt[1:])
-        return False
-
-    worker.answer(VerifyRequest(1, GREEDY, 0, prompt, Chunk(), extra=1), mine.answers.put, asked)
-    assert mine.tokens() == alone(prompt, 2)
+    other = Asker(worker, 2)
+    gate.next = lambda: other.ask(prompt[1:])
+    mine = worker.answer(VerifyRequest(1, GREEDY, 0, prompt, Chunk(), extra=1))
+    assert mine.result(120).tokens.tolist() == alone(prompt, 2)
+    assert gate.threads != {threading.get_ident()}
     assert other.tokens() == alone(prompt[1:], 1)
 
 
@@ -143,7 +134,7 @@ def test_sessions_of_this_process_are_waited_for_after_an_answer(gate: Gate, exa
 
     def answered(*sessions: int, tenant: Tenant = HERE) -> None:
         for session in sessions:
-            engine.add(VerifyRequest(session, GREEDY, 0, prompt, Chunk(), tenant=tenant), lambda _answer: None)
+            engine.add(Job(VerifyRequest(session, GREEDY, 0, prompt, Chunk(), tenant=tenant), prompt))
         while engine.step():
             pass
 
@@ -191,7 +182,7 @@ def test_a_session_that_left_is_forgotten(gate: Gate, worker: VerifierWorker, pr
     gate.allowed.set()
     assert stays.tokens() == alone(prompt, 1)
     stays.get(prompt)
-    assert gone.answers.empty()
+    assert not gone.answer.done()
     assert worker.waiting == 0
 
 
@@ -202,7 +193,7 @@ def test_a_failed_decode_fails_its_requests_and_leaves_a_sound_worker(
     asker = Asker(worker, 1)
     setattr(gate, trouble, True)
     asker.ask(prompt)
-    assert isinstance(asker.answer(), EngineFailed)
+    assert isinstance(asker.answer.exception(120), EngineFailed)
     setattr(gate, trouble, False)
     assert asker.get(prompt) == alone(prompt, 1)
 
@@ -218,7 +209,7 @@ def test_closing_answers_everybody(gate: Gate, exact: Model, prompt: Ids) -> Non
     closing.start()
     gate.allowed.set()
     closing.join()
-    assert all(isinstance(asker.answer(), (EngineFailed, Verdict)) for asker in askers)
+    assert all(isinstance(asker.answer.exception(120), EngineFailed | None) for asker in askers)
 
 
 @pytest.mark.parametrize("salt", ["one", "other"])

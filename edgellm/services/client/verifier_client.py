@@ -27,7 +27,7 @@ from edgellm.rpc.trust.handshake import RECHECK_SECONDS, connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Trust
 from edgellm.services import verification_codec as codec
-from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
+from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, begun
 from edgellm.spec.types import NO_IDS, Ids, Verdict
 from edgellm.spec.verification import RetryDelay, VerdictDeadline, VerdictWork
 
@@ -58,10 +58,7 @@ class SentRequest:
     position: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    verdict: Future[Verdict] = field(default_factory=Future)
-
-    def __post_init__(self) -> None:
-        self.verdict.set_running_or_notify_cancel()  # nobody may cancel the verdict
+    verdict: Future[Verdict] = field(default_factory=begun)
 
     def frame(self, position: int) -> bytes:
         """Return the request's frame for a verifier that already holds `position` tokens."""

@@ -309,7 +309,7 @@ class VerificationService(Service):
         model.queue.enter(request.tenant.device)
         try:
             with AWAKE.working():
-                future = asyncio.wrap_future(model.backend.ask(request))
+                future = asyncio.wrap_future(model.backend.submit(request))
                 future.add_done_callback(lambda done: done.cancelled() or done.exception())  # the device may have left
                 while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
                     read = {"computed": request.computed, "cached": request.cached}

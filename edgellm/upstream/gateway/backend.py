@@ -21,13 +21,13 @@ from edgellm.engine import Model
 from edgellm.errors import EdgeError, EngineFailed, VerifierBusy, VerifierLost, VerifierUnavailable
 from edgellm.rpc.channel import HEARTBEAT_SECONDS
 from edgellm.spec.params import MAX_LOGPROBS
-from edgellm.spec.protocols import Capabilities, VerifyRequest
+from edgellm.spec.protocols import Capabilities, VerifyRequest, begun
 from edgellm.spec.sampling import Choice
 from edgellm.spec.types import Verdict
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.opening import OpenedUpstream
 from edgellm.upstream.verifier import UpstreamText
-from edgellm.verifier.scheduler import Deliver, DeviceTurns
+from edgellm.verifier.scheduler import DeviceTurns
 from edgellm.verifier.worker import VerifierBackend
 
 _FIRST = 0.1  # seconds of an answer, before others are known
@@ -82,8 +82,8 @@ class _Asked:
 
     session: _Reply
     request: VerifyRequest
-    deliver: Deliver
-    arrived: float
+    arrived: float = field(default_factory=perf_counter)
+    answer: Future[Verdict] = field(default_factory=begun)
     turn: int = 0
     failed: set[PooledServer] = field(default_factory=set)
     refusal: VerifierLost | None = None
@@ -170,18 +170,18 @@ class GatewayBackend(VerifierBackend):
     def start(self) -> None:
         """Do nothing: servers answer from the beginning."""
 
-    def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
+    def submit(self, request: VerifyRequest) -> Future[Verdict]:
         """Ask for a verdict, and give up an unanswered request of the session."""
         with self._lock:
             if self._closed:
-                deliver(_ended())
-                return
+                raise _ended()
             session = self._session(request)
             self._drop(session)
             self._turns.record_request(request.tenant.device)
-            session.asked = _Asked(session, request, deliver, perf_counter())
-            self._waiting.append(session.asked)
+            asked = session.asked = _Asked(session, request)
+            self._waiting.append(asked)
             self._fill()
+            return asked.answer
 
     def end_session(self, session: int) -> None:
         with self._lock:
@@ -195,7 +195,7 @@ class GatewayBackend(VerifierBackend):
             was_closed, self._closed = self._closed, True
             open_requests = [session.asked for session in self._sessions.values() if session.asked is not None]
             for asked in open_requests:
-                self._answer(asked, _ended())
+                self._fail(asked, _ended())
             self._waiting.clear()
         for server in () if was_closed else self.servers:
             server.verifier.close()
@@ -272,13 +272,13 @@ class GatewayBackend(VerifierBackend):
                 server.leave(answers=1, prefix_tokens=len(asked.request.prefix), cached_tokens=cached, seconds=seconds)
             if asked.session.asked is asked:
                 if verdict.cancelled():
-                    self._answer(asked, _ended())
+                    self._fail(asked, _ended())
                 elif error is None:
                     self._settle(asked, verdict.result())
                 elif isinstance(error, VerifierUnavailable):
                     self._move(asked, server, refusal)
                 else:
-                    self._answer(asked, error if isinstance(error, EdgeError) else _failed(error))
+                    self._fail(asked, error if isinstance(error, EdgeError) else _failed(error))
             self._fill()
 
     def _settle(self, asked: _Asked, verdict: Verdict) -> None:
@@ -287,7 +287,8 @@ class GatewayBackend(VerifierBackend):
         self.figures["draft_tokens"] += len(draft)
         self.figures["accepted_tokens"] += verdict.accepted
         self.figures["verified_tokens"] += verdict.accepted + len(verdict.tokens)
-        self._answer(asked, verdict)
+        asked.session.asked = None
+        asked.answer.set_result(verdict)
 
     def _move(self, asked: _Asked, server: PooledServer, refusal: VerifierLost | None) -> None:
         """Move an unanswered request to another server."""
@@ -300,15 +301,15 @@ class GatewayBackend(VerifierBackend):
 
     def _push_back(self, asked: _Asked) -> None:
         if asked.refusal is not None:  # The request would be refused again.
-            self._answer(asked, asked.refusal)
+            self._fail(asked, asked.refusal)
             return
         self.figures["pushed_back_requests"] += 1
         seconds = self.wait_seconds()
-        self._answer(asked, VerifierBusy("The servers behind the gateway are busy or away.", "Ask again.", seconds))
+        self._fail(asked, VerifierBusy("The servers behind the gateway are busy or away.", "Ask again.", seconds))
 
-    def _answer(self, asked: _Asked, answer: Verdict | EdgeError) -> None:
+    def _fail(self, asked: _Asked, error: EdgeError) -> None:
         asked.session.asked = None
-        asked.deliver(answer)
+        asked.answer.set_exception(error)
 
     def _fill(self) -> None:
         """Send waiting requests while there are places, those of the least recently served devices first, and push back
