@@ -37,7 +37,8 @@ _LOCK = struct.Struct("hhqqi4x")  # Linux's `struct flock`
 _THREADS, _PROCESSORS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
 _HYBRID = Path("/sys/devices/cpu_core/cpus")  # performance cores of Intel's hybrid processors
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""Linux's paths of the limits of control groups (cgroup, version 2), and of this process's group."""
+"""Linux's paths of the limits of control groups (cgroup), and of the list of this process's groups."""
+_MEMORY_FILES = (("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current"))
 
 
 def lock_shared(file: BinaryIO) -> None:
@@ -233,33 +234,40 @@ def available_memory() -> tuple[int, str]:
 def _memory_limits() -> Iterator[tuple[int, int]]:
     """Yield the limit in bytes, and the bytes left, of each control group that has a limit. Files that a group keeps in
     memory are given up for programs."""
-    for group in _control_groups():
+    for group in _control_groups("memory"):
         cached = 0
         with suppress(OSError, ValueError):
             values = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
             cached = sum(int(values.get(name, 0)) for name in ("active_file", "inactive_file"))
-        with suppress(OSError, ValueError):  # "max": no limit
-            limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
-            yield limit, max(0, limit - used + cached)
+        for names in _MEMORY_FILES:
+            with suppress(OSError, ValueError):  # "max": no limit
+                limit, used = (int((group / name).read_text(encoding="ascii")) for name in names)
+                yield limit, max(0, limit - used + cached)
 
 
-def _control_groups() -> Iterator[Path]:
-    """Yield the folder of this process's control group, and of the groups above it. In a container the topmost folder
-    is the container's own group."""
-    with suppress(OSError):
+def _control_groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control groups that may limit what `controller` counts, and of the groups
+    above them. In a container the topmost folder is the container's own group."""
+    with suppress(OSError, ValueError):
         for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines():
-            if line.startswith("0::"):  # version 2
-                folder = CONTROL_GROUPS / line.removeprefix("0::").lstrip("/")
-                yield from (group for group in (folder, *folder.parents) if group.is_relative_to(CONTROL_GROUPS))
+            _number, controllers, place = line.split(":", 2)
+            if controller in controllers.split(",") or not controllers:  # version 2 names no controllers
+                root = CONTROL_GROUPS / (controller if controllers else "")
+                folder = root / place.lstrip("/")
+                yield from (group for group in (folder, *folder.parents) if group.is_relative_to(root))
 
 
 def processor_quota() -> int | None:
     """Return the processors' worth of time that the control groups grant, rounded up; None without a limit."""
-    granted = []
-    for group in _control_groups():
-        with suppress(OSError, ValueError, ZeroDivisionError):  # "max": no limit
-            quota, period = map(int, (group / "cpu.max").read_text(encoding="ascii").split())
-            granted.append(-(-quota // period))
+    granted, old = [], ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    for group in _control_groups("cpu"):
+        with suppress(OSError, ValueError, ZeroDivisionError):  # "max" or -1: no limit
+            try:
+                quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+            except FileNotFoundError:
+                quota, period = ((group / name).read_text(encoding="ascii") for name in old)
+            if int(quota) > 0:
+                granted.append(-(-int(quota) // int(period)))
     return min(granted, default=None)
 
 

@@ -172,6 +172,12 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, di
         ("0::/a", {"a/memory.max": "900", "a/memory.current": "950"}, 900, 0),
         ("0::/a", {"a/memory.max": "99999", "a/memory.current": "1"}, 16_000, 9_000),
         ("0::/a", {"a/memory.max": "?", "a/memory.current": ""}, 16_000, 9_000),
+        ("5:cpu:/\n4:memory:/a", {"memory/a/memory.limit_in_bytes": "900", "memory/a/memory.usage_in_bytes": "100",
+                                 "memory/memory.limit_in_bytes": str(2**62)}, 900, 800),
+        ("4:memory:/docker/1f", {"memory/memory.limit_in_bytes": "900", "memory/memory.usage_in_bytes": "100"},
+         900, 800),  # in a container, which sees its own group alone
+        ("4:memory,hugetlb:/a\n0::/", {"memory/a/memory.limit_in_bytes": "900", "memory/a/memory.usage_in_bytes": "1"},
+         900, 899),
         ("nonsense", {"memory.max": "900", "memory.current": "200"}, 16_000, 9_000),
     ],
 )  # fmt: skip
@@ -192,6 +198,8 @@ def test_memory_is_what_the_control_groups_leave(
         ("0::/", {"cpu.max": "?"}, None),
         ("0::/", {"cpu.max": "1 0"}, None),
         ("0::/", {}, None),
+        ("3:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}, 3),
+        ("3:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, None),
     ],
 )
 def test_the_processor_quota_is_rounded_up(
