@@ -3,37 +3,37 @@
 python examples/verifier.py
 """
 
-from concurrent.futures import Future
+from typing import Self
 
 import numpy as np
 
 from edgellm import LLM
-from edgellm.engine import Context, ContextSpec, Model
-from edgellm.spec.protocols import GenerationState, Session, Verifier, VerifyRequest, settled
-from edgellm.spec.types import Verdict
+from edgellm.engine import Context, ContextSpec, Ids, Model
+from edgellm.spec.protocols import BlockingSession, GenerationState, Verifier
+from edgellm.spec.types import Chunk, Verdict
 from edgellm.storage import resolve
 
 PROMPT = "Where did I leave my mug? It was on the desk, and then Tom took it to the kitchen."
 
 
-class Greedy(Verifier):
-    """One model, one context, one reply at a time."""
+class Greedy(Verifier, BlockingSession):
+    """One model, one context, one reply at a time, so that it is the reply's session itself."""
 
     def __init__(self, context: Context) -> None:
         self.name, self.context_length, self._context = context.model.name, context.n_ctx, context
 
-    def open(self, state: GenerationState) -> Session:
-        """Return the session of a reply, which has its requests answered."""
-        return Session(state, self.verify)
+    def open(self, state: GenerationState) -> Self:
+        """Return the session of a reply."""
+        return self
 
-    def verify(self, request: VerifyRequest) -> Future[Verdict]:
+    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
         """Return how many drafted tokens the model would have written itself, and its own next one."""
-        prefix, drafted = request.prefix, request.draft.ids
+        drafted = chunk.ids
         unseen = prefix[self._context.sync(prefix) :]
         rows = self._context.decode(np.concatenate((unseen, drafted)), outputs=len(drafted) + 1)
         own = rows.argmax(axis=1).astype(np.int32)
         accepted = int(np.cumprod(own[:-1] == drafted).sum())
-        return settled(Verdict(accepted, own[accepted : accepted + 1]))
+        return Verdict(accepted, own[accepted : accepted + 1])
 
 
 def main() -> None:

@@ -372,6 +372,26 @@ class Capabilities:
         return self.choice.refusal(sampling)
 
 
+class BlockingSession(Session, ABC):
+    """The session of a verifier of your own, which computes a verdict in the thread that asks for it."""
+
+    @abstractmethod
+    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
+        """Return the verdict that `Session.submit` asks for."""
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
+        return settled(self.verify(prefix, chunk, extra))
+
+    def wait(self, pending: Future[Verdict]) -> Verdict:
+        return pending.result()
+
+    def ready(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        return
+
+
 class Verifier(ABC):
     """A judge of chunks: in this process, over a link, or a mesh of layer workers. By default, a verifier has only a
     `name` and a `context_length`, and is never away."""
