@@ -90,12 +90,18 @@ class Workload:
     cold: bool = True
     half: bool = False
 
-    def home(self, file: ModelFile, fleet: Fleet) -> Home:
-        """Return the home of a fleet with the model in `file` and this reply. Raises ModelUnsupported, ModelCorrupt:
-        the model cannot be split."""
-        positions = positions_of(file, self.hardware.n_ctx)
-        overhead = overhead_of(file.header, positions, self.sessions, self.hardware.cache_type)
-        model = model_costs(file)
+    def home(self, file: ModelFile | None, fleet: Fleet) -> Home:
+        """Return the home of a fleet with this reply and the model in `file`, without a file the fleet's own. Raises
+        InvalidOption: there is neither; ModelUnsupported, ModelCorrupt: the model cannot be split."""
+        if file is not None:
+            positions = positions_of(file, self.hardware.n_ctx)
+            overhead = overhead_of(file.header, positions, self.sessions, self.hardware.cache_type)
+            model = model_costs(file)
+        elif fleet.model is not None:
+            model, overhead = fleet.model, MemoryOverhead()
+        else:
+            next_step = "Give a MODEL, or add a [model] table to the devices file."
+            raise InvalidOption("There is no model to plan for.", next_step)
         if self.half:
             model = replace(model, shape=replace(model.shape, bytes_per_activation=2.0))
         return Home(
@@ -302,7 +308,7 @@ def open_mesh(
         mesh.move(following, between=phases is not None and phases.reply.move is None)
         text = engine.own(options.text or open_text(file))
         own = next((share for share in shares if share.name == HERE), None)
-        rows = min(tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work))
+        rows = min(tokens, hardware.n_batch or MAX_ROWS, work.rows)
         verifier = MeshVerifier(mesh, text.is_eog, rows, text.grammar)
         opened = OpenedVerifier(verifier, lambda: whole.model)
         engine.attach_beside(text, _taken(own, model, overhead, unit), opened)
@@ -347,12 +353,3 @@ def _devices(
         with ThreadPoolExecutor(len(found)) as pool:
             list(pool.map(learn_pieces, found))
     return found
-
-
-def _most_rows(devices: Sequence[MeshDevice], work: StageSpec) -> int:
-    """Return the most rows of a micro-batch, which has to fit a message unless all layers are here."""
-    if len(devices) == 1:
-        return MAX_ROWS
-    from edgellm.services.mesh_codec import most_rows
-
-    return most_rows(work.n_embd)

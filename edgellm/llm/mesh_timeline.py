@@ -56,7 +56,7 @@ class MeshRecorder:
         self._overlapped = False
         self._cold = True  # a reply counts from the beginning of loading
         self._since = opened.began
-        self._last = None if opened.placed is None else comparison(None, opened.placed.option)
+        self._last = None if opened.placed is None else comparison(None, opened.placed.plan.advised)
 
     def reply_started(self) -> None:
         """Note that a reply starts."""

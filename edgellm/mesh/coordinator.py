@@ -57,8 +57,8 @@ a pass takes hardly longer than a pass of one token."""
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """A pipeline that has taken over, with `perf_counter` times: when it began to load, was seen to have loaded and to
-    have read the text, and took over, at the end of a text of `tokens` tokens."""
+    """A pipeline that has taken over, with `perf_counter` times: when it began to load, had loaded, was seen to have
+    read the text, and took over, at the end of a text of `tokens` tokens."""
 
     shares: tuple[StageShare, ...]
     began: float
@@ -73,20 +73,13 @@ class NextPipeline:
 
     def __init__(self, shares: Sequence[StageShare], pipeline: Pipeline) -> None:
         self.shares, self.pipeline = tuple(shares), pipeline
-        self._began, self._loaded_at, self._ready_at = perf_counter(), 0.0, 0.0
+        self._began, self._ready_at = perf_counter(), 0.0
         self._reading: dict[int, Future[StageAnswer]] = {}
-
-    @property
-    def loaded(self) -> bool:
-        """Return whether all layers are loaded."""
-        if not self._loaded_at and self.pipeline.whole:
-            self._loaded_at = perf_counter()
-        return self._loaded_at > 0.0
 
     @property
     def busy(self) -> bool:
         """Return whether it loads, or reads a text that was given to it."""
-        return not self.loaded or not all(reading.done() for reading in self._reading.values())
+        return not self.pipeline.whole or not all(reading.done() for reading in self._reading.values())
 
     def read(self, slot: int, text: Ids, rows: int) -> None:
         """Begin to read a text, in parts of `rows` tokens, if none is being read for the sequence."""
@@ -98,7 +91,7 @@ class NextPipeline:
         """Return whether the pipeline may take over: all layers are loaded, and the texts read as far as they were when
         reading began. Begin now to read unread texts, unless the present pipeline, too, has nearly all of them to read.
         `texts`: the text of every open reply, and the part that the present pipeline holds."""
-        if not self.loaded:
+        if not self.pipeline.whole:
             return False
         for slot, (text, held) in texts.items():
             missing = len(text) - common_prefix(self.pipeline.held(slot), text)
@@ -111,8 +104,8 @@ class NextPipeline:
 
     def taken(self, tokens: int) -> TakeOver:
         """Return the record of the take-over, which happens now."""
-        now = perf_counter()
-        return TakeOver(self.shares, self._began, self._loaded_at or now, self._ready_at or now, now, tokens)
+        loaded = max(record.loaded_at for record in self.pipeline.records)
+        return TakeOver(self.shares, self._began, loaded, self._ready_at, perf_counter(), tokens)
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from edgellm.storage.layer_pieces import LayerPiece
 MAX_ROWS = 256
 """The most rows of a micro-batch, which may have one more: longer micro-batches are no faster, and stages wait."""
 
-MAX_LOGIT_BYTES = 8 * 2**20
-"""The most bytes of logits in an answer, half of a message."""
+MAX_BYTES = 8 * 2**20
+"""The most bytes of rows in a micro-batch, and of logits in an answer: half of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class StageSpec:
     pieces: tuple[LayerPiece, ...] = ()
     n_params: int = 0
     reproducible: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Return the most rows of a micro-batch, which surely fit a message."""
+        return max(1, min(MAX_ROWS, MAX_BYTES // (4 * self.n_embd)))
 
     @property
     def ends(self) -> bool:

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from edgellm.coldstart.costs import ANY_LAYERS, Device, LayersOnDevice, Links, ModelCosts, TransformerShape
-from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, format_seconds, plan, solve
+from edgellm.coldstart.plan import MIN_SAVING, Plan, format_seconds, plan, solve
 from edgellm.coldstart.problem import Home, MemoryOverhead, Stop, never, restrict_to_stored
 from edgellm.engine import Dimensions, ModelFile, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
@@ -52,23 +52,18 @@ Lacking = tuple[StageShare, int]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The `shares` of the devices now, and the times expected of them; `choice` is told with its reason, and `reason`
-    has hints at other objectives, too.
+    """The `shares` of the devices now, by a `plan` for the layers that they have.
 
-    `home`: the devices, with the layers that they have. `best`: the plan if every layer could be anywhere; None if the
-    devices could not hold the model. `lacking`: the layers to copy for that plan. `unused` devices, and those
-    `left_out` because they could not be asked: each with the reason. `workers`: the devices that were asked; None if
-    the home is only described.
+    `home`: the devices. `best`: the plan if every layer could be anywhere; None if the devices could not hold the
+    model. `lacking`: the layers to copy for that plan. `left_out`: devices that could not be asked, each with the
+    reason. `workers`: the devices that were asked; None if the home is only described.
     """
 
     home: Home
     shares: tuple[StageShare, ...]
-    option: PlanOption
-    choice: str
-    reason: str
+    plan: Plan
     best: Plan | None
     lacking: tuple[Lacking, ...]
-    unused: tuple[tuple[str, str], ...]
     workers: "Mapping[str, Worker] | None" = None
     left_out: tuple[tuple[str, str], ...] = ()
     phases: "Phases | None" = None
@@ -78,7 +73,7 @@ class Placement:
         worth it."""
         if self.best is None or not self.lacking:
             return ""
-        sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.option)
+        sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.plan.advised)
         if sooner > (1.0 - MIN_SAVING) * now:
             return ""
         lacking = ", ".join(f"{share.name} {size / 1e6:,.0f} MB" for share, size in self.lacking)
@@ -95,12 +90,13 @@ class Placement:
         moves = "" if self.phases is None else self.phases.sentence
         following = self.phases.following if self.phases is not None and moves else ()
         once = first_cut(self.home.model, [*self.shares, *following], self.home.devices)
-        return [one for one in (self.choice if moves else self.reason, moves, once) if one]
+        here = "" if self.plan is self.best else "With the layers that the devices have: "
+        return [one for one in (here + (self.plan.choice if moves else self.plan.advice), moves, once) if one]
 
     def why(self) -> list[tuple[str, str]]:
         """Return the reason for each device's layers, or for its having none."""
-        found = [(stage.device, f"{stage.layers}: {stage.reason}") for stage in self.option.stages]
-        return [*found, *self.unused, *self.left_out]
+        found = [(stage.device, f"{stage.layers}: {stage.reason}") for stage in self.plan.advised.stages]
+        return [*found, *self.plan.unused, *self.left_out]
 
 
 def place(
@@ -126,7 +122,7 @@ def place(
     finish = partial(Placement, home, best=best, lacking=lacking, workers=workers, left_out=tuple(left_out))
     there = {one.name: one.layers for one in home.devices}
     if best is not None and not lacking and all(there[one.name].takes(one.layers) for one in best.advised.shares):
-        return finish(best.advised.shares, best.advised, best.choice, best.advice, unused=best.unused)
+        return finish(best.advised.shares, best)
     try:
         now = plan(home, stop)
     except PlanImpossible as error:
@@ -134,8 +130,7 @@ def place(
             raise impossible from None
         command = deploy_command("MODEL", lacking, workers or {}) if lacking else "edgellm mesh deploy MODEL"
         raise PlanImpossible(error.what, f"Deploy them: {command}") from None
-    here = "With the layers that the devices have: "
-    return finish(now.advised.shares, now.advised, here + now.choice, here + now.advice, unused=now.unused)
+    return finish(now.advised.shares, now)
 
 
 def with_phases(placed: Placement, stop: Stop = never) -> Placement:

@@ -13,7 +13,7 @@ import numpy as np
 from edgellm.engine import common_prefix
 from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import MAX_LOGIT_BYTES, MAX_ROWS, StageAnswer
+from edgellm.mesh.messages import MAX_BYTES, MAX_ROWS, StageAnswer
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, wait_for_result
 from edgellm.spec.sampling import GrammarState
 from edgellm.spec.types import GREEDY, NO_CHUNK, NO_IDS, Chunk, Floats, Verdict
@@ -84,7 +84,7 @@ class _Sequence:
         """Return the part of a draft to send to the stages: all of it, or as much as there is room for logits."""
         if not _judged_here(request):
             return request.draft
-        return request.draft.part(0, max(0, MAX_LOGIT_BYTES // (4 * self._mesh.work.n_vocab) - 1))
+        return request.draft.part(0, max(0, MAX_BYTES // (4 * self._mesh.work.n_vocab) - 1))
 
     def _verdict(self, request: VerifyRequest) -> Verdict:
         """Return the verdict, with up to `extra` more tokens, each of which crosses the stages by itself."""

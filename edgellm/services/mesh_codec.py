@@ -12,7 +12,6 @@ from edgellm.engine.native import VERSION
 from edgellm.errors import InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import messages
-from edgellm.rpc.channel import MAX_MESSAGE
 from edgellm.rpc.layers import read_pieces, write_pieces
 from edgellm.rpc.protos import PROTOCOL, check_version
 from edgellm.rpc.protos import edgellm_pb2 as words
@@ -23,11 +22,6 @@ from edgellm.spec.protocols import VerifyRequest
 CONTRACT = pb.DESCRIPTOR.services_by_name["Mesh"]
 HOLDS, WORK = (f"/{CONTRACT.full_name}/{name}" for name in ("Holds", "Work"))
 _MAX_POSITIONS = 2**20  # positions of all sessions of a stage
-
-
-def most_rows(n_embd: int) -> int:
-    """Return the number of a micro-batch's rows that surely fit a message."""
-    return max(1, min(messages.MAX_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
 
 
 def check_engine(version: str, name: str) -> None:

@@ -35,7 +35,8 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, worker: Worker
     file = ModelFile.open(verifier_path)
     placed = place_described(file, read_fleet(home), Workload(256, 128))
     option = predict(placed.home, ((0, 5), (1, 7)))
-    placed = replace(placed, shares=option.shares, option=option, phases=None)
+    plan = replace(placed.plan, option=option, best_single=None)
+    placed = replace(placed, shares=option.shares, plan=plan, phases=None)
     options = MeshOptions((f"laptop={worker.address}",), sessions=2)
     with open_mesh(file, placed, options, EngineConfig(draft_path)) as mesh:
         yield mesh

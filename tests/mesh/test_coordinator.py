@@ -260,7 +260,7 @@ def test_log_probabilities_are_those_of_the_whole_model(mesh: MeshVerifier, loca
 def test_no_more_of_a_draft_is_sent_than_there_is_room_for_logits(
     mesh: MeshVerifier, monkeypatch: pytest.MonkeyPatch, whole: Whole
 ) -> None:
-    monkeypatch.setattr("edgellm.mesh.verifier.MAX_LOGIT_BYTES", 3 * 4 * mesh.mesh.work.n_vocab)
+    monkeypatch.setattr("edgellm.mesh.verifier.MAX_BYTES", 3 * 4 * mesh.mesh.work.n_vocab)
     own: Ids = np.array(whole.text(SHORT, 6), dtype=np.int32)
     plain = mesh.open(GenerationState(SHORT))
     assert plain.submit(SHORT, Chunk(own[:5])).result().accepted == 5

@@ -44,9 +44,9 @@ def placed(home: Fleet = HOME, tokens_in: int = 512, tokens_out: int = 8, **hold
 def test_where_everything_lies_as_it_should_the_best_plan_is_run() -> None:
     found = placed(here=HELD, desk=HELD, phone=HELD)
     assert found.best is not None
-    assert found.option == found.best.advised
+    assert found.plan is found.best
     assert (found.lacking, found.advice("MODEL")) == ((), "")
-    assert found.reason == found.best.advice
+    assert found.sentences == [found.best.advice]
 
 
 def test_what_has_to_be_moved_is_said_and_what_is_there_is_run() -> None:
@@ -72,8 +72,8 @@ def test_where_nobody_has_anything_this_device_is_used_alone() -> None:
 def test_what_is_loaded_already_is_not_loaded_again_and_predicted_so() -> None:
     cold, warm = (placed(here=HELD, desk=LayersOnDevice(ALL, some), tokens_in=16) for some in (frozenset(), ALL))
     assert warm.shares == (StageShare("desk", LayerRange(0, 12)),)
-    assert warm.option.ttft_s < cold.option.ttft_s / 2
-    assert predict(warm.home, warm.home.cut(warm.shares)) == warm.option
+    assert warm.plan.advised.ttft_s < cold.plan.advised.ttft_s / 2
+    assert predict(warm.home, warm.home.cut(warm.shares)) == warm.plan.advised
 
 
 def test_what_a_stage_needs_beside_its_layers_leaves_less_for_them() -> None:

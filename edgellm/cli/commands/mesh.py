@@ -77,20 +77,10 @@ def _show_stages(
     """Make and print a plan for a fleet; for a measured one, what is to be deployed, too, and `more` for a script."""
     from edgellm.cli.views.mesh_view import figures, print_plan, say_context
     from edgellm.coldstart.plan import plan as best_plan
-    from edgellm.coldstart.problem import Home
     from edgellm.llm.mesh_llm import missing_layers
     from edgellm.mesh.placement import within
 
-    if file is not None:
-        home = workload.home(file, fleet)
-    elif fleet.model is None:
-        next_step = "Give a MODEL, or add a [model] table to the devices file."
-        raise InvalidOption("There is no model to plan for.", next_step)
-    else:
-        home = Home(
-            fleet.devices, fleet.model, workload.tokens_in, workload.tokens_out, workload.objective, fleet.links,
-            cold=workload.cold,
-        )  # fmt: skip
+    home = workload.home(file, fleet)
     began, moves, once = time.perf_counter(), None, ""
     with activity("planning"):
         found = best_plan(replace(home, overlap=asked.overlap), within(asked.time_limit))
