@@ -237,7 +237,6 @@ class OpenedMesh:
 
     pair: LLM
     verifier: MeshVerifier
-    model: ModelCosts
     placed: Placement | None
     reason: str
     began: float
@@ -312,7 +311,7 @@ def open_mesh(
         verifier = MeshVerifier(mesh, text.is_eog, rows, text.grammar)
         opened = OpenedVerifier(verifier, lambda: whole.model)
         engine.attach_beside(text, _taken(own, model, overhead, unit), opened)
-    return OpenedMesh(LLM(engine), verifier, model, placed, reason, began)
+    return OpenedMesh(LLM(engine), verifier, placed, reason, began)
 
 
 def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead, unit: ComputeUnit) -> Counter[str]:

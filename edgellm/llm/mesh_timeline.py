@@ -102,10 +102,10 @@ class MeshRecorder:
             if (crossing := record.crossing) is None:
                 continue
             load, received = max(0.0, record.loaded_at - self._since), crossing.received - self._since
-            finish, layers = max(load, crossing.finished - self._since), record.work.layers
+            finish = max(load, crossing.finished - self._since)
             stages.append(PlannedStage(
-                layers, load, max(0.0, received - load), max(0.0, received - before) if stages else 0.0, received,
-                crossing.computing, finish, record.host.name, self._opened.model.size(layers), "measured",
+                record.work.layers, load, max(0.0, received - load), max(0.0, received - before) if stages else 0.0,
+                received, crossing.computing, finish, record.host.name, 0.0, "measured",
             ))  # fmt: skip
             before = finish
         return stages

@@ -50,11 +50,6 @@ class MeshDevice(Protocol):
         ...
 
 
-CATCH_UP = 8
-"""Most tokens that the next pipeline may still have to read, beyond the present pipeline, when it takes over: so short
-a pass takes hardly longer than a pass of one token."""
-
-
 @dataclass(frozen=True, slots=True)
 class TakeOver:
     """A pipeline that has taken over, with `perf_counter` times: when it began to load, had loaded, was seen to have
@@ -89,13 +84,13 @@ class NextPipeline:
 
     def ready(self, texts: Mapping[int, tuple[Ids, Ids]], rows: int) -> bool:
         """Return whether the pipeline may take over: all layers are loaded, and the texts read as far as they were when
-        reading began. Begin now to read unread texts, unless the present pipeline, too, has nearly all of them to read.
+        reading began. Begin now to read unread texts, unless the present pipeline, too, has still to read them.
         `texts`: the text of every open reply, and the part that the present pipeline holds."""
         if not self.pipeline.whole:
             return False
         for slot, (text, held) in texts.items():
             missing = len(text) - common_prefix(self.pipeline.held(slot), text)
-            if missing > len(text) - common_prefix(held, text) + CATCH_UP:
+            if missing > len(text) - common_prefix(held, text):
                 self.read(slot, text, rows)
         if self.busy:
             return False
