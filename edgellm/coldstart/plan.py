@@ -139,8 +139,7 @@ class Plan:
     @property
     def advice(self) -> str:
         """The recommendation and its reason, with hints at other objectives."""
-        hint = self._reply_hint()
-        return self.choice + ("" if self.option.alone else self._later_hint(told=bool(hint))) + hint
+        return self.choice + self._later_hint() + self._reply_hint()
 
     @property
     def choice(self) -> str:
@@ -164,23 +163,17 @@ class Plan:
             f" {alone.names} alone ({share:.0%} less)."
         )
 
-    def _later_hint(self, told: bool) -> str:
-        """Return when the best single device beats the split: once it has loaded, or for further tokens, unless that is
-        `told` already."""
-        alone, loaded = self.best_single, self.warm_single
-        if alone is None or self.advised is alone:
+    def _later_hint(self) -> str:
+        """Return when the best single device beats a split: once it has loaded; else ""."""
+        single, loaded = self.best_single, self.warm_single
+        if self.option.alone or single is None or loaded is None or self.advised is single:
             return ""
-        if loaded is not None and self.seconds(loaded) < self.seconds(self.option):
-            return (
-                f" While the model stays loaded on {loaded.names}, {loaded.names} alone answers in"
-                f" {format_seconds(self.seconds(loaded))}: split only for a cold start."
-            )
-        if not told and self.option.token_s > 1.2 * alone.token_s > 0.0:
-            return (
-                f" Each further token takes {format_seconds(self.option.token_s)} instead of"
-                f" {format_seconds(alone.token_s)}: for long replies plan with --objective reply."
-            )
-        return ""
+        if self.seconds(loaded) >= self.seconds(self.option):
+            return ""
+        return (
+            f" While the model stays loaded on {loaded.names}, {loaded.names} alone answers in"
+            f" {format_seconds(self.seconds(loaded))}: split only for a cold start."
+        )
 
     def _reply_hint(self) -> str:
         """Return a hint if another option completes the whole reply sooner than the advised option; else ""."""
