@@ -137,7 +137,6 @@ class TranslatedDrafter(ModelDrafter):
         self._read = 0  # the verifier's tokens in `_text`
         self._own: list[_Own] = []  # the reply in own tokens
         self._drafted: list[_Own] = []  # the last draft
-        self._preferred = 0  # length of the last draft in the verifier's tokens, 0 unless the draft model prefers it
 
     def begin(self, state: GenerationState) -> None:
         self._forget()
@@ -154,11 +153,9 @@ class TranslatedDrafter(ModelDrafter):
             return self._by_text(ChunkBuilder(state, gamma, sampling=sampling, floors=floors), prefix).part(0, gamma)
         return self._by_token(ChunkBuilder(state, gamma, sampling=sampling, floors=floors), prefix)
 
-    def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
+    def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:  # noqa: ARG002
         """Return the draft model's own text; in common tokens under a JSON schema, which is about the verifier's
         tokens."""
-        if 0 < len(chunk) == self._preferred and state.sampling.greedy and not state.sampling.ruled:
-            return chunk
         prefix = self._prefix(state)
         gamma = self._room(prefix, gamma)
         if prefix is None or state.rules.prompt is None or gamma < 1:
@@ -183,16 +180,13 @@ class TranslatedDrafter(ModelDrafter):
         return 0 if prefix is None else min(gamma, self._context.n_ctx - len(prefix) + 1)
 
     def _by_token(self, chunk: ChunkBuilder, prefix: Ids) -> Chunk:
-        preferred, self._preferred = True, 0
         for row in self._rows(prefix):
             common = self._translation.widened(row)
             own = self._translation.own(chunk.add(common, top2(common)))
             if own is None:  # The schema allows no common token.
                 return chunk.build().part(0, len(chunk.ids) - 1)
-            preferred &= own == top2(row).id
             if not self._take(own) or chunk.full():
                 break
-        self._preferred = len(chunk.ids) if preferred else 0
         return chunk.build()
 
     def _by_text(self, chunk: ChunkBuilder, prefix: Ids) -> Chunk:
@@ -209,7 +203,6 @@ class TranslatedDrafter(ModelDrafter):
         places = np.minimum(np.searchsorted(written, ends), max(0, len(self._drafted) - 1))
         if ended and self._translation.end is not None:
             ids, places = [*ids, self._translation.end], np.append(places, len(drafted) - 1)
-        self._preferred = len(ids)
         return Chunk(np.array(ids, dtype=np.int32), drafted.confidence[places], drafted.margin[places])
 
     def _rows(self, prefix: Ids) -> Iterator[Floats]:
