@@ -15,6 +15,7 @@ from edgellm.layer_range import ranges
 from edgellm.spec.drafters.model import ModelDrafter, Step
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.sampling import top2
+from edgellm.spec.types import Chunk
 from edgellm.state import private_folder
 from edgellm.system import cache_dir
 
@@ -126,6 +127,14 @@ class EarlyExitDrafter(ModelDrafter):
         super().close()
         self._upper.close()
 
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        try:
+            return super().propose(state, gamma)
+        except BaseException:  # The rows that wait may not be those of the lower cache.
+            self._context.clear()
+            self._upper.clear()
+            raise
+
     def _first(self, state: GenerationState, prefix: Ids) -> Step:
         """Decode new text. All but a few ids go through every layer."""
         common, report = self._context.sync(prefix), state.prompt_progress(self._model.name)
@@ -160,7 +169,3 @@ class EarlyExitDrafter(ModelDrafter):
         """Decode all waiting rows in the upper shard; return full logits of the last `outputs` of them."""
         waiting = self._rows[self._upper.length() : self._context.length()]
         return self._upper.decode_embeddings(waiting, outputs=outputs)
-
-    def _clear(self) -> None:
-        self._context.clear()
-        self._upper.clear()

@@ -105,10 +105,6 @@ class VerifierEngine:
             for job, _, _ in work:
                 self._fail(job, error)
             return
-        except BaseException:  # An interrupted decode leaves an invalid cache.
-            for job, _, _ in work:
-                self._runner.clear(job.slot)
-            raise
         seconds, waiting = perf_counter() - began, len(self._running)
         self._count(work)
         for (job, tokens, outputs), views in zip(work, logits, strict=True):

@@ -90,22 +90,18 @@ class _OwnContext:
         if (context := self.context) is None:
             raise RuntimeError("this session is closed")
         job = Judgement(request, request.prefix)
-        try:
-            request.computed = request.cached = context.sync(request.prefix)
-            if self._expect is not None:
-                report_expected(context, request.prefix, request.computed, self._expect, self._progress)
-                request.computed = context.sync(request.prefix)
-            needs_pass = True
-            while needs_pass:
-                began, drafted = perf_counter(), len(job.remaining)
-                ids = np.concatenate((job.ids[request.computed :], job.remaining.ids))
-                rows = context.decode(ids, outputs=drafted + 1)
-                needs_pass = job.judge(rows, drafted, self._is_eog)
-                context.rollback(request.computed)
-                job.seconds += perf_counter() - began
-        except BaseException:  # An interrupted decode leaves an invalid cache.
-            context.clear()
-            raise
+        request.computed = request.cached = context.sync(request.prefix)
+        if self._expect is not None:
+            report_expected(context, request.prefix, request.computed, self._expect, self._progress)
+            request.computed = context.sync(request.prefix)
+        needs_pass = True
+        while needs_pass:
+            began, drafted = perf_counter(), len(job.remaining)
+            ids = np.concatenate((job.ids[request.computed :], job.remaining.ids))
+            rows = context.decode(ids, outputs=drafted + 1)
+            needs_pass = job.judge(rows, drafted, self._is_eog)
+            context.rollback(request.computed)
+            job.seconds += perf_counter() - began
         return settled(job.verdict())
 
     def close(self) -> None:

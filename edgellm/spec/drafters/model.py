@@ -139,22 +139,17 @@ class ModelDrafter(Drafter):
         """Draft a chunk. Its last token is decoded only with a later text that contains it."""
         prefix, meter = within(state.ids, self._shared), self._meter
         chunk = ChunkBuilder(state, gamma, cursor=state.lookup(prefix), floors=state.rules.floors())
-        try:
+        self._pause_meter()
+        row, facts, layer = self._first(state, prefix)
+        if meter is not None:
+            meter.start(len(prefix), gamma)
+        while True:
+            token = chunk.add(row, facts, layer, keeps_logits=self.keeps_logits)
+            if chunk.full() or self._model.is_eog(token):
+                break
+            row, facts, layer = self._step(np.array([token], dtype=np.int32))
             if meter is not None:
-                meter.pause()
-            row, facts, layer = self._first(state, prefix)
-            if meter is not None:
-                meter.start(len(prefix), gamma)
-            while True:
-                token = chunk.add(row, facts, layer, keeps_logits=self.keeps_logits)
-                if chunk.full() or self._model.is_eog(token):
-                    break
-                row, facts, layer = self._step(np.array([token], dtype=np.int32))
-                if meter is not None:
-                    meter.record()
-        except BaseException:  # An interrupted decode leaves an invalid cache.
-            self._clear()
-            raise
+                meter.record()
         return chunk.build(None if meter is None else meter.importance(len(chunk.ids)), exits=self.exits)
 
     def _first(self, state: GenerationState, prefix: Ids) -> Step:  # noqa: ARG002
@@ -170,8 +165,9 @@ class ModelDrafter(Drafter):
         """Have the reply's sequence begin with as much of `prefix` as is known; return how many tokens that are."""
         return self._context.sync(prefix)
 
-    def _clear(self) -> None:
-        self._context.clear()
+    def _pause_meter(self) -> None:
+        if self._meter is not None:
+            self._meter.pause()
 
     def end(self) -> None:
         self._context.set_cancel(None)

@@ -99,20 +99,9 @@ class BranchingDrafter(ModelDrafter):
         `gamma` drafted tokens, fewer where the context ends, but not for low confidence. The next `propose` after such
         a prefix continues from its cache. Importance is not measured.
         """
-        try:
-            if self._meter is not None:
-                self._meter.pause()
-            # `whole` may have been drafted ahead, and be verified before anything else is drafted.
-            self._take_over(within(whole, self._shared))
-            return self._draft_branches(state, prefixes, gamma, until, whole, tail)
-        except BaseException:
-            self._clear()
-            raise
-
-    def _draft_branches(
-        self, state: GenerationState, prefixes: Sequence[Ids], gamma: int, until: Callable[[], bool], whole: Ids,
-        tail: int,
-    ) -> list[tuple[Ids, Chunk]]:  # fmt: skip
+        self._pause_meter()
+        # `whole` may have been drafted ahead, and be verified before anything else is drafted.
+        self._take_over(within(whole, self._shared))
         context, known, rows = self._context, np.unique(within(whole, self._shared)), []
         branches: list[tuple[Ids, ChunkBuilder]] = []  # Branch i is sequence i + 1.
 
@@ -161,11 +150,6 @@ class BranchingDrafter(ModelDrafter):
         if best:
             self._context.branch(best, 0)
         for seq in range(1, self._branches + 1):
-            self._context.clear(seq)
-        self._branches = 0
-
-    def _clear(self) -> None:
-        for seq in range(self._branches + 1):
             self._context.clear(seq)
         self._branches = 0
 

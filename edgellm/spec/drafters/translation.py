@@ -210,12 +210,7 @@ class TranslatedDrafter(ModelDrafter):
         self._drafted = []
         feed = prefix[self._context.sync(prefix) :]
         while True:
-            try:
-                row = self._context.decode(feed, outputs=1)[0]
-            except BaseException:  # An interrupted decode leaves an invalid cache.
-                self._context.clear(0)
-                raise
-            yield row
+            yield self._context.decode(feed, outputs=1)[0]
             feed = np.array([self._drafted[-1].id], dtype=np.int32)
 
     def _take(self, token: int) -> bool:
