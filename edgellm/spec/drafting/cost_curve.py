@@ -134,10 +134,8 @@ class DecodeCost:
         at = self._nearest[drafted]
         self._ratios[at].append(log(seconds / self._plain[drafted + 1]))
         self._tries[at] += 1
-        if self._tries[at] < WITNESSES:
-            return
         error = median(self._ratios[at])
-        if abs(error - self._errors[at]) > _MIN_MOVE or self._tries[at] == WITNESSES:
+        if abs(error - self._errors[at]) > _MIN_MOVE:
             self._correct([*self._errors[:at], error, *self._errors[at + 1 :]])
 
 
