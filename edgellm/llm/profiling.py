@@ -104,7 +104,7 @@ class FirstReplies:
         if self._recorder is None:
             self._recorder = RunRecorder(stats.file(FIRST))
         recorder = self._recorder
-        if not gate.seen.draft_seconds:  # no chunk was verified
+        if not gate.seen.alone:  # nothing was drafted
             return None
         recorder.add(gate.seen)
         if sum(len(run.verified) for run in recorder.runs) < _ENOUGH:
@@ -149,17 +149,15 @@ class ObservedReply(Gate):
         chunk, verdict = turn.chunk, turn.verdict
         if not len(chunk) or (self._verifies and verdict is None):
             return
-        importance, fresh, run = self._importance(chunk), len(chunk) - chunk.ahead, self.seen
+        importance, run = self._importance(chunk), self.seen
         run = replace(
             run, alone=(*run.alone, (round(float(chunk.confidence.mean()), 6), *importance)),
             tokens=(*run.tokens, *chunk.confidence.round(6).tolist()),
-            draft_seconds=(*run.draft_seconds, *([turn.drafting / fresh] if fresh else ())),
         )  # fmt: skip
         if verdict is not None:
             seen = signals(chunk, state.written).round(6).tolist()
             run = replace(
                 run, verified=(*run.verified, Seen(tuple(seen), verdict.accepted, importance)),
-                verify_seconds=(*run.verify_seconds, verdict.seconds),
                 disagreements=(*run.disagreements, *disagreements(chunk, verdict)),
                 doubt=float(chunk.confidence[dissents(chunk)].min(initial=run.doubt)),
             )  # fmt: skip
@@ -194,8 +192,7 @@ class PairProfiler:
         model's; they replace none of them."""
         verified = self._written(prompt, DraftRules(context=ContextLookup(prompt) if context_lookup else None))
         alone = self._written(prompt, DraftRules(), verifies=False)
-        seconds = verified.draft_seconds + alone.draft_seconds
-        return replace(verified, alone=alone.alone, tokens=alone.tokens, draft_seconds=seconds)
+        return replace(verified, alone=alone.alone, tokens=alone.tokens)
 
     def with_lookup(self, prompt: Ids, run: Run, below: float) -> Run:
         """Return the run with the verified reply in which drafts of less confidence than `below` are replaced by the

@@ -37,7 +37,7 @@ def profile(scores: object = None) -> Profile:
         ProfileTerms("a", "b", 4, (1,), 50, 300),
         profiles.UnverifiedReplies(CONFIDENCE, IMPORTANCE, CONFIDENCE, (1.0, 2.0)),
         0.8, 0.8, (0.8, 0.7, 0.6, 0.5), logistic(1.0, len(NAMES), -1.0),
-        (Policy(0.2, logistic(0.0, len(NAMES) + 1, 1.0), scores),), 0.01, 0.05,
+        (Policy(0.2, logistic(0.0, len(NAMES) + 1, 1.0), scores),),
         {"gate synera at 0.2": 0.6, "gate worth at 0.2": 0.7, "gate random at 0.2": 0.2, "gate confidence at 0.4": 0.5},
     )  # fmt: skip
 

@@ -53,7 +53,6 @@ def test_the_profile_tells_what_was_seen(profile: Profile, runs: list[Run]) -> N
     assert list(profile.acceptance) == sorted(profile.acceptance, reverse=True)
     assert profile.acceptance[0] == pytest.approx(np.mean([seen.accepted > 0 for seen in verified]))
     assert profile.evidence["auc rejected"] > 0.7
-    assert profile.draft_seconds > 0 < profile.verify_seconds
     assert len(profile.alone.confidence) == len(profile.alone.importance) > 50
     assert max(profile.alone.importance) > 0.0
 
@@ -81,8 +80,8 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
     assert Profile.load(path) == profile
     text = path.read_text()
     for rubbish in (
-        text.replace('"version": 9', '"version": 0'), text.replace('"weights": [', '"weights": [0.5, ', 1),
-        "", "7", "[]", "{}", '{"version": 9}', '{"version": 9, "policies": 3, "exits": []}',
+        text.replace('"version": 10', '"version": 0'), text.replace('"weights": [', '"weights": [0.5, ', 1),
+        "", "7", "[]", "{}", '{"version": 10}', '{"version": 10, "policies": 3, "exits": []}',
     ):  # fmt: skip
         path.write_text(rubbish)
         with pytest.raises(ProfileUnusable, match="edgellm profile"):

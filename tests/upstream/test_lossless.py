@@ -144,7 +144,6 @@ def test_a_profile_is_that_of_the_pair_here_and_budgets_hold(open_pair: OpenPair
     # A server may write more than one token behind a draft, so that its next chunk begins elsewhere.
     assert found.alpha == pytest.approx(wanted.alpha, abs=0.1)
     assert found.c_th == pytest.approx(wanted.c_th, abs=0.05)
-    assert found.verify_seconds > 0.0
     reply = pair.reply(case(2), max_tokens=48, budget=0.3, gate="auto", retrieval="off")
     assert Source.DRAFT in {token.source for token in reply}
     assert 0.0 < (reply.summary.share_verified or 0.0) < 1.0

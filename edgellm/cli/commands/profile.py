@@ -125,8 +125,6 @@ def _print_profile(found: Profile) -> None:
             ("c_th", f"{found.c_th:.3f}, the mean confidence of chunks accepted whole"),
             ("alpha", f"{found.alpha:.3f}, the chance that a drafted token is accepted"),
             ("accepted up to token", f"{acceptance} (1 to {len(found.acceptance)})"),
-            ("drafting a token", f"{found.draft_seconds * 1e3:.2f} ms"),
-            ("verifying a chunk", f"{found.verify_seconds * 1e3:.2f} ms of computation"),
         ]
     )
     signals = table("signal", "AUC", right=("AUC",))

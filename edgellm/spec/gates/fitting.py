@@ -57,14 +57,12 @@ class Run:
     `verified` are the chunks of the fully verified reply, and `with_lookup` those of the reply in which drafts of
     little confidence were the context's tokens, if that differs; `doubt` is the least confidence at which it may. Of
     the draft model's own reply, `alone` has the mean confidence of each chunk, followed by `Seen.importance`, and
-    `tokens` the confidence of each token. Then the seconds of each drafted token and of each verification.
+    `tokens` the confidence of each token.
     """
 
     verified: tuple[Seen, ...] = ()
     alone: tuple[tuple[float, ...], ...] = ()
     tokens: tuple[float, ...] = ()
-    draft_seconds: tuple[float, ...] = ()
-    verify_seconds: tuple[float, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
     doubt: float = 1.0
     with_lookup: tuple[Seen, ...] = ()
@@ -104,8 +102,6 @@ def build(runs: Sequence[Run], terms: ProfileTerms, *, hesitates: float = 0.0) -
         acceptance=tuple(_accepted_beyond(verified, place) for place in range(gamma)),
         rejected=rejected,
         policies=tuple(fit_policy(training, unseen, share) for share in SHARES),
-        draft_seconds=float(np.median([s for run in runs for s in run.draft_seconds])),
-        verify_seconds=float(np.median([s for run in runs for s in run.verify_seconds])),
         hesitates=hesitates,
     )  # fmt: skip
     found = {f"auc importance, layer {layer}": value for layer, value in zip(measured, by_layer, strict=False)}

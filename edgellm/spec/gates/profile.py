@@ -16,7 +16,7 @@ from edgellm.state import from_json, read_json, write_state
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
 
-VERSION = 9
+VERSION = 10
 
 NAMES = (
     "doubt of the mean",  # -log of the mean confidence: the paper's c
@@ -116,8 +116,6 @@ class Profile:
     acceptance: tuple[float, ...]
     rejected: Logistic
     policies: tuple[Policy, ...]
-    draft_seconds: float
-    verify_seconds: float
     evidence: dict[str, float] = field(default_factory=dict)
     hesitates: float = 0.0
 

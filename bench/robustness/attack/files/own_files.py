@@ -91,7 +91,7 @@ def sound_home(home: Path) -> None:
 
 
 _CHUNK: dict[str, Any] = {"signals": [], "confidence": 0.5, "importance": 0.1, "accepted": 1, "tokens": 2}
-_FIRST = {"verified": [_CHUNK], "alone": [], "confidence": [0.5], "draft_seconds": [0.1], "verify_seconds": [0.1],
+_FIRST = {"verified": [_CHUNK], "alone": [], "confidence": [0.5],
           "heeded": [], "prompt": []}  # fmt: skip
 
 
