@@ -206,7 +206,8 @@ def _hide(match: re.Match[str]) -> str:
 
 
 MAX_BYTES = 8 * 2**20
-BODY_SECONDS = 30.0  # limit for a request to arrive
+CLIENT_SECONDS = 30.0
+"""Limit for each thing that a client owes: a TLS handshake, a request's head and its body, and reading an answer."""
 PUBLIC_PATHS = frozenset({"/", "/health", "/phones"})
 PUBLIC_PREFIX = "/page/"
 """Paths that need no key: they reveal nothing and cost next to nothing."""
@@ -390,7 +391,7 @@ def _most_bytes(scope: Scope) -> int:
 def _limit_body(receive: Receive, most: int) -> Receive:
     """Limit a request's body to `most` bytes, and the time in which it arrives. Later messages pass unchanged."""
     size, complete = 0, False
-    deadline = asyncio.get_running_loop().time() + BODY_SECONDS
+    deadline = asyncio.get_running_loop().time() + CLIENT_SECONDS
 
     async def read() -> Message:
         nonlocal size, complete
@@ -401,7 +402,7 @@ def _limit_body(receive: Receive, most: int) -> Receive:
                 message = await receive()
         except TimeoutError:
             raise HTTPException(
-                408, f"The request did not arrive within {BODY_SECONDS:g} seconds. Send it again."
+                408, f"The request did not arrive within {CLIENT_SECONDS:g} seconds. Send it again."
             ) from None
         size += len(message.get("body", b""))
         if size > most:

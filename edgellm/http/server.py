@@ -23,14 +23,12 @@ from uvicorn.server import ServerState
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
 from edgellm.http.dialects import error_body
-from edgellm.http.middleware import HttpConfig, SecurityMiddleware
+from edgellm.http.middleware import CLIENT_SECONDS, HttpConfig, SecurityMiddleware
 from edgellm.http.model_host import ModelCatalog, Opener, ServedModel
 from edgellm.http.replies import RequestHandler
 from edgellm.rpc.address import Address
 from edgellm.rpc.protos import program_version
 
-CLIENT_SECONDS = 30.0
-"""Limit for a TLS handshake, for the head of each request behind it, and while a client leaves data unread."""
 MAX_CONNECTIONS = 512
 GRACE_SECONDS = 10.0  # limit for replies being written when the server stops
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 seconds

@@ -172,7 +172,7 @@ def test_too_large_a_request_is_refused(server: HttpServer, monkeypatch: pytest.
 
 
 def test_a_request_that_does_not_arrive_in_time_is_refused(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(middleware, "CLIENT_SECONDS", 0.2)
     with socket.create_connection((server.address.host, server.address.port), timeout=120) as slow:
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         slow.sendall(b"Content-Length: 100\r\n\r\n{")

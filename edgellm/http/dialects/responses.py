@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from edgellm.engine import ToolCall
 from edgellm.http.dialects import ABOUT, Dialect, chat_request
+from edgellm.http.middleware import MAX_BYTES
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
@@ -31,7 +32,6 @@ _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _ITEMS = ("message", "reasoning", "additional_tools", *_CALLS, *(f"{name}_output" for name in _CALLS))
 _TOOLS = ("function", "custom", "namespace")
 _TEXT_ARGUMENT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-_MOST_CHARACTERS = 2**24  # characters of all kept conversations
 
 
 def _flat(namespace: str, name: str) -> str:
@@ -201,7 +201,7 @@ class ConversationStore:
     """The conversations of past responses, in memory, for the event loop; the least recently used are forgotten
     first."""
 
-    def __init__(self, most_characters: int = _MOST_CHARACTERS) -> None:
+    def __init__(self, most_characters: int = MAX_BYTES) -> None:
         self._most_characters = most_characters
         self._kept: OrderedDict[str, tuple[list[Turn], int]] = OrderedDict()
         self._characters = 0
