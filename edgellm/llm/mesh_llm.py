@@ -78,8 +78,7 @@ class Workload:
     """The reply that a plan is for: the tokens of its prompt and its own, and the `objective`, the time to minimise.
 
     Each device has memory for `sessions` replies at once, in contexts like those of `hardware`, which also tells where
-    this device computes. `cold`: only the layers that devices report are loaded; else all. `half`: activations are
-    sent as 16-bit floats.
+    this device computes. `half`: activations are sent as 16-bit floats.
     """
 
     tokens_in: int
@@ -87,7 +86,6 @@ class Workload:
     objective: Objective = "ttft"
     sessions: int = 1
     hardware: Hardware = ON_PROCESSOR
-    cold: bool = True
     half: bool = False
 
     def home(self, file: ModelFile | None, fleet: Fleet) -> Home:
@@ -104,10 +102,7 @@ class Workload:
             raise InvalidOption("There is no model to plan for.", next_step)
         if self.half:
             model = replace(model, shape=replace(model.shape, bytes_per_activation=2.0))
-        return Home(
-            fleet.devices, model, self.tokens_in, self.tokens_out, self.objective, fleet.links, overhead,
-            cold=self.cold,
-        )  # fmt: skip
+        return Home(fleet.devices, model, self.tokens_in, self.tokens_out, self.objective, fleet.links, overhead)
 
 
 def positions_of(file: ModelFile, asked: int | None) -> int:
@@ -175,9 +170,7 @@ def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placeme
     `PLAN_SECONDS` the best plan so far is taken. Raises ModelUnsupported, ModelCorrupt: the model cannot be split;
     PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps."""
     known = survey.fleet()
-    asked: Asked = [(device, device) for device in known.devices]  # If everything is loaded, each has all layers.
-    if workload.cold:
-        asked = _asked(known.devices, WholeModel(file), survey.workers, ComputeUnit.choose(workload.hardware))
+    asked = _asked(known.devices, WholeModel(file), survey.workers, ComputeUnit.choose(workload.hardware))
     devices = [found for _, found in asked if isinstance(found, Device)]
     left_out = [(name, error.what) for name, error in survey.left_out]
     left_out += [(device.name, found.what) for device, found in asked if not isinstance(found, Device)]

@@ -101,7 +101,7 @@ def place_over_rpc(file: ModelFile, survey: "Survey", workload: Workload) -> Rpc
     others = (replace(known[name], memory=float(max(1, offer.memory - MARGIN))) for name, offer in given.items())
     home = RpcHome(
         (known[HERE], *others), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective,
-        {name: min(1.0, offer.cached / total) for name, offer in given.items()}, bool(unit.name), workload.cold,
+        {name: min(1.0, offer.cached / total) for name, offer in given.items()}, bool(unit.name),
     )  # fmt: skip
     return replace(plan_rpc(home), workers={name: survey.workers[name] for name in given}, left_out=tuple(left_out))
 

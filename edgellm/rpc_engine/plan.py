@@ -87,8 +87,8 @@ class RpcHome:
     """The `devices`, of which the first one asks, and the model and the reply that are planned for. `kept`: the share
     of the model's weights that is on the disk of a device of that name already.
 
-    `cards`: the asking device computes on graphics cards, which then have the last layers and the head. With `cold`
-    False everything is loaded. Costs below are seconds to load, for the prompt, and for a further token, (3,).
+    `cards`: the asking device computes on graphics cards, which then have the last layers and the head. Costs
+    below are seconds to load, for the prompt, and for a further token, (3,).
     """
 
     devices: tuple[Device, ...]
@@ -98,7 +98,6 @@ class RpcHome:
     objective: Objective = "ttft"
     kept: Mapping[str, float] = field(default_factory=dict)
     cards: bool = False
-    cold: bool = True
 
     def seconds(self, option: RpcOption) -> float:
         """Return the time of an option that the objective minimises."""
@@ -134,7 +133,7 @@ class RpcHome:
         left = self.model.layers - len(chosen)
         if left < 0 or any(most < count for most, count in zip(room, counts, strict=True)):
             return None
-        weight = np.array([self.cold, 1.0, self._further if self.objective == "reply" else 0.0])
+        weight = np.array([1.0, 1.0, self._further if self.objective == "reply" else 0.0])
         for at in sorted(range(len(places)), key=lambda at: float(each[at] @ weight)):
             more = min(left, room[at] - counts[at])
             counts[at] += more
@@ -158,7 +157,7 @@ class RpcHome:
         return link(here, device, {}), link(device, here, {})
 
     def _timed(self, shares: tuple[StageShare, ...], cost: Floats) -> RpcOption:
-        load, prompt, token = map(float, (cost + np.array((START_SECONDS, 0.0, 0.0))) * (self.cold, 1.0, 1.0))
+        load, prompt, token = map(float, cost + np.array((START_SECONDS, 0.0, 0.0)))
         return RpcOption(shares, load, load + prompt, token, load + prompt + self._further * token)
 
     def _room(self, device: Device, head: bool) -> int:
@@ -250,7 +249,7 @@ class RpcPlacement:
         PlanImpossible: they cannot hold the model."""
         here, *others = self.home.devices
         left = (here, *(device for device in others if device.name in names))
-        return plan_rpc(replace(self.home, devices=left, objective="reply", cold=True)).option.shares
+        return plan_rpc(replace(self.home, devices=left, objective="reply")).option.shares
 
 
 def plan_rpc(home: RpcHome) -> RpcPlacement:

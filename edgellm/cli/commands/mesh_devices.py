@@ -39,7 +39,6 @@ class PlanOptions:
     tokens_out: int = option(128, "N", least=0)
     objective: options.Objective = option("ttft")
     overlap: Literal["paper", "receiving", "streamed"] = option("streamed")
-    warm: bool = option(False, names=("--warm",))
     time_limit: float = option(2.0, "SECONDS", least=0.0)
     measure: bool = option(False, names=("--measure",))
 
@@ -49,7 +48,7 @@ class PlanOptions:
 
         tokens = self.tokens_in + self.tokens_out
         own = replace(own, n_ctx=None if file is None else planned_positions(file, own.n_ctx, tokens))
-        return Workload(self.tokens_in, self.tokens_out, self.objective, hardware=own, cold=not self.warm)
+        return Workload(self.tokens_in, self.tokens_out, self.objective, hardware=own)
 
 
 def peers(as_json: options.AsJson = False) -> None:
