@@ -321,21 +321,18 @@ def _devices(
 ) -> list[MeshDevice]:
     """Return the named devices, further `peers` and this device: a spare may replace a lost device. Devices that were
     not asked for their layers to place them are asked now."""
+    from edgellm.services.client.stage_client import RemoteDevice, worker_endpoints
+
     known = {} if placed is None else {device.name: device for device in placed.home.devices}
     workers = None if placed is None else placed.workers
     here = LocalDevice(whole, unit, known.get(HERE) or Device.unmeasured(HERE))
-    if workers is None and not peers and set(names) == {HERE}:  # gRPC imports slowly.
-        found: list[MeshDevice] = [here]
-    else:
-        from edgellm.services.client.stage_client import RemoteDevice, worker_endpoints
-
-        discovered = [worker for name, worker in (workers or {}).items() if name in known]
-        devices: dict[str, MeshDevice] = {
-            name: RemoteDevice(where, known=known.get(name), own=whole.own_pieces)
-            for name, where in worker_endpoints(names, peers, discovered).items()
-        }
-        devices[HERE] = here
-        found = [devices[name] for name in dict.fromkeys((*names, *devices))]
+    discovered = [worker for name, worker in (workers or {}).items() if name in known]
+    devices: dict[str, MeshDevice] = {
+        name: RemoteDevice(where, known=known.get(name), own=whole.own_pieces)
+        for name, where in worker_endpoints(names, peers, discovered).items()
+    }
+    devices[HERE] = here
+    found = [devices[name] for name in dict.fromkeys((*names, *devices))]
 
     def learn_pieces(device: MeshDevice) -> None:
         with suppress(EdgeError):  # The pipeline reports a device that cannot be asked.
