@@ -306,14 +306,10 @@ PART_SIZES = (256, 128, 64, 32)
 """Tokens per part that are tried. A layer would not compute longer parts any faster."""
 
 
-def choose_part(home: Home, cut: Cut) -> tuple[int, str]:
-    """Return the tokens of a part with the least time to the first token, and why; the longest of about equal ones."""
+def choose_part(home: Home, cut: Cut) -> int:
+    """Return the tokens of a part with the least time to the first token; the longest of about equal ones."""
     found = {size: time_by_parts(home, cut, size) for size in PART_SIZES}
-    best = min(PART_SIZES, key=lambda size: round(found[size] / found[PART_SIZES[0]], 2))
-    if best >= home.tokens_in or best == PART_SIZES[0]:
-        return best, f"parts of {best} tokens: smaller parts would not be faster"
-    saved = 1.0 - found[best] / found[PART_SIZES[0]]
-    return best, f"parts of {best} tokens: {saved:.0%} sooner than with {PART_SIZES[0]}"
+    return min(PART_SIZES, key=lambda size: round(found[size] / found[PART_SIZES[0]], 2))
 
 
 def time_by_parts(home: Home, cut: Cut, size: int) -> float:

@@ -225,13 +225,12 @@ class MeshOptions:
 
 @dataclass(frozen=True, slots=True)
 class OpenedMesh:
-    """A pair whose verifier is a mesh, with its placement, if any, and the `reason` for the size of the prompt's
-    parts. `began` is the `perf_counter` time when the devices began to load."""
+    """A pair whose verifier is a mesh, with its placement, if any. `began` is the `perf_counter` time when the devices
+    began to load."""
 
     pair: LLM
     verifier: MeshVerifier
     placed: Placement | None
-    reason: str
     began: float
 
     @property
@@ -281,10 +280,7 @@ def open_mesh(
     unit = ComputeUnit.choose(hardware)
     names = [share.name for placement in placements for share in placement]
     devices = _devices(placed, options.peers, names, whole, unit)
-    if placed is not None:
-        tokens, reason = choose_part(placed.home, placed.home.cut(shares))
-    else:
-        tokens, reason = MAX_ROWS, f"parts of {MAX_ROWS} tokens: the devices were not measured"
+    tokens = MAX_ROWS if placed is None else choose_part(placed.home, placed.home.cut(shares))
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = StageSpec(
         whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
@@ -304,7 +300,7 @@ def open_mesh(
         verifier = MeshVerifier(mesh, text.is_eog, rows, text.grammar)
         opened = OpenedVerifier(verifier, lambda: whole.model)
         engine.attach_beside(text, _taken(own, model, overhead, unit), opened)
-    return OpenedMesh(LLM(engine), verifier, placed, reason, began)
+    return OpenedMesh(LLM(engine), verifier, placed, began)
 
 
 def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead, unit: ComputeUnit) -> Counter[str]:

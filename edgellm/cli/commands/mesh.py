@@ -189,8 +189,6 @@ def over_devices(
         with ProgressBar() as loading:
             return open_over_rpc(file, layers, wanted, config, _notify, loading), None
     opened = open_mesh(file, layers, wanted, config, _notify)
-    if explain:
-        say(opened.reason, style="dim")
     return opened.pair, opened
 
 
