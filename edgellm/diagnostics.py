@@ -223,13 +223,13 @@ def examine_server(url: str, draft: str) -> Iterator[Finding]:
 
     try:
         with Model.load(resolve(draft), TEXT_ONLY) as text:
-            opened = open_upstream(url, text)
-            opened.verifier.close()
+            server = open_upstream(url, text)
+            server.close()
     except EdgeError as error:
         yield _told("server", error)
         return
-    yield _fine("server", f"{opened.finding}.")
-    for notice in opened.notices:
+    yield _fine("server", f"{server.elsewhere.finding}.")
+    for notice in server.elsewhere.notices:
         yield _note("server", notice, "")
 
 

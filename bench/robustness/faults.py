@@ -32,9 +32,8 @@ from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.engine import Message, Model
 from edgellm.llm import LLM
-from edgellm.llm.model_loading import OpenedVerifier
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.protocols import GenerationState
+from edgellm.spec.protocols import Elsewhere, GenerationState
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Source, Token
 from edgellm.storage import resolve
@@ -213,8 +212,8 @@ def opened(folder: Path, seed: int, prompts: int) -> Iterator[Scene]:
     try:
         with Model.load(paths[0]) as small, FaultyRelay(served.port, seed) as relay:
             remote = served.connect(small.vocabulary, trust, relay.port)
-            opened = OpenedVerifier(remote, lambda: remote.info.model_hash)
-            with LLM(small, small, opened, threads=1) as pair:
+            remote.elsewhere, remote.extra = Elsewhere(lambda: remote.info.model_hash), 0
+            with LLM(small, small, remote, threads=1) as pair:
                 scene = Scene(served, relay, pair, remote, folder / "other", talks, alone)
                 taken = []
                 for number in range(len(talks)):

@@ -174,8 +174,8 @@ def measure(
         options = replace(PATIENT, tier=Tier(tier) if tier else None)
         pair = stack.enter_context(LLM.open("edgellm-draft", relay.url, threads=1, upstream=options, history=False))
         opened = open_upstream(relay.url, model, options)
-        opened.verifier.close()
-        found = replies(pair, relay, at, model, opened.verifier.upstream, conversations(count), max_tokens)
+        opened.close()
+        found = replies(pair, relay, at, model, opened.upstream, conversations(count), max_tokens)
     rows = earlier.get("rows", {}) | {name: {"how": how, "server": name, **found}}
     return {"tie_below": TIE, "rows": rows}
 

@@ -26,13 +26,12 @@ from edgellm.http.model_host import ServedModel
 from edgellm.llm import LLM
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.mesh_timeline import MeshRecorder
-from edgellm.llm.model_loading import OpenedVerifier, eagle3_named, named, sampling_behind
+from edgellm.llm.model_loading import eagle3_named, named
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import resolve
 from edgellm.storage.fingerprint import FileHash
-from edgellm.verifier.in_process import EXTRA_TOKENS
 
 if TYPE_CHECKING:
     from edgellm.http.server import HttpServer
@@ -231,8 +230,8 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
         def open_model(model: GatewayBackend, verifier: ColocatedVerifier) -> None:
             for one in model.servers:
                 name = f"{model.name}: " * (len(server.models) > 1)
-                say(f"{name}{one.opened.finding}.", style="dim")
-                for notice in one.opened.notices:
+                say(f"{name}{one.verifier.elsewhere.finding}.", style="dim")
+                for notice in one.verifier.elsewhere.notices:
                     say(notice)
             if http is not None:
                 over_http = _served(asked, opened.enter_context(_pair_over(model, verifier)))
@@ -257,13 +256,8 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
 
 def _pair_over(model: GatewayBackend, verifier: ColocatedVerifier) -> LLM:
     """Return a pair without a draft model, whose replies the servers behind a gateway's `model` write."""
-    where = ", ".join(str(one.url) for one in model.servers)
-    finding = "; ".join(one.opened.finding for one in model.servers)
-    remote = OpenedVerifier(
-        verifier, lambda: model.identity, where, model.ready, sampling=sampling_behind(verifier, model.text),
-        extra=EXTRA_TOKENS, finding=finding,
-    )  # fmt: skip
-    return LLM(model.text, verifier=remote)
+    verifier.locate(model.elsewhere)
+    return LLM(model.text, verifier=verifier)
 
 
 def _hosts_of(server: Listener) -> list[str]:

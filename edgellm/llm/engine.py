@@ -17,7 +17,6 @@ from edgellm.llm.cost_curves import IdleWork, ModelCurve
 from edgellm.llm.drafting import Drafting
 from edgellm.llm.model_loading import (
     EngineConfig,
-    OpenedVerifier,
     PairFit,
     PairMemory,
     PairPlacement,
@@ -31,7 +30,7 @@ from edgellm.llm.model_loading import (
 from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.params import mechanism
-from edgellm.spec.protocols import Drafter, Verifier
+from edgellm.spec.protocols import Drafter, Elsewhere, Verifier
 from edgellm.spec.sampling import ModelSampling, sampling_of
 from edgellm.storage import History
 from edgellm.storage.model_files import resolve_pair
@@ -121,8 +120,7 @@ class PairEngine:
     """The opened models of one pair, and everything that its replies share.
 
     `text` decides the text, or at least has its tokenizer; `context` is the number of tokens that prompt and reply can
-    have together. `elsewhere` describes a verifier in other processes, `fit` compares the vocabularies, and `placement`
-    has the places of the models in this process.
+    have together. `fit` compares the vocabularies, and `placement` has the places of the models in this process.
     """
 
     text: Model
@@ -137,7 +135,6 @@ class PairEngine:
         self.prompts = SavedPrompts(self.config.prompt_cache if self.config.history else 0, lambda: History().on)
         self.closing = ExitStack()
         self.closing.callback(self.idle.close)
-        self.elsewhere: OpenedVerifier | None = None
         self.fit, self.placement = PairFit(), PairPlacement(None, None, Counter())
         self.drafters: Drafters | None = None
         self.knowledge: PairStats | None = None
@@ -174,7 +171,7 @@ class PairEngine:
         small = None
         if found.draft is not None:
             small = self.load(found.draft, progress, chat=found.verifier is None, speculates=verifier is None)
-        checks: Verifier | OpenedVerifier | None = None
+        checks: Verifier | None = None
         fits = PairFit()
         if found.verifier is not None:
             text = self.load(found.verifier, progress, chat=True, speculates=True)
@@ -187,10 +184,10 @@ class PairEngine:
         else:
             text = small or self._load_tokenizer(found.taken, progress)
             if verifier is not None:
-                far = checks = remote_verifier(str(verifier), config, text, self.closing, progress)
-                if small is not None and far.text is not None:
-                    fits = fit(small, far.text, config.draft, verifier)
-                text = far.text or text
+                checks, its_own = remote_verifier(str(verifier), config, text, self.closing, progress)
+                if small is not None and its_own is not None:
+                    fits = fit(small, its_own, config.draft, verifier)
+                text = its_own or text
         if fits.left_out == "draft":
             small = None
         self.attach(text, small, checks, replace(fits, notice=fits.notice or resolved.notice))
@@ -209,7 +206,7 @@ class PairEngine:
         return self.own(Model.load(placed.file, spec, progress=on_progress))
 
     def attach_beside(
-        self, text: Model, taken: Counter[str], verifier: OpenedVerifier, progress: Progress | None = None
+        self, text: Model, taken: Counter[str], verifier: Verifier, progress: Progress | None = None
     ) -> Self:
         """Add a `verifier` with the tokenizer of `text`, and load the named draft model, if any, beside its bytes
         `taken`. A default with another tokenizer is left out."""
@@ -226,7 +223,7 @@ class PairEngine:
         return part
 
     def attach(
-        self, text: Model, draft: Model | None = None, verifier: Verifier | OpenedVerifier | None = None,
+        self, text: Model, draft: Model | None = None, verifier: Verifier | None = None,
         fits: PairFit | None = None,
     ) -> Self:  # fmt: skip
         """Add loaded models, with the tokenizer and chat template of `text`, and what their replies need. Without
@@ -234,8 +231,6 @@ class PairEngine:
         draft model was trained for; ProfileUnusable: the profile is not of this pair."""
         config, idle = self.config, self.idle
         self.fit = fits or PairFit()
-        if isinstance(verifier, OpenedVerifier):
-            self.elsewhere, verifier = verifier, verifier.verifier
         self.text, self.verifier = text, verifier
         lengths = []
         if verifier is not None:
@@ -279,6 +274,11 @@ class PairEngine:
     def batches(self) -> bool:
         """Return whether replies that are written at once share batches of the model that decides the text."""
         return self.placement.replies > 1 and not self.linked
+
+    @property
+    def elsewhere(self) -> Elsewhere | None:
+        """Return what is known of a verifier in other processes."""
+        return None if self.verifier is None else self.verifier.elsewhere
 
     @property
     def linked(self) -> bool:

@@ -16,7 +16,7 @@ from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.messages import PromptWriter, channels_of, compose, draft_ids, plain_ids, turn_heads
-from edgellm.llm.model_loading import EngineConfig, OpenedVerifier, PairMemory, Progress
+from edgellm.llm.model_loading import EngineConfig, PairMemory, Progress
 from edgellm.llm.pair_stats import find_profile
 from edgellm.llm.reply import WantedReply, check_reply, write
 from edgellm.spec.drafting.cost_curve import CostCurve
@@ -43,7 +43,7 @@ class LLM:
 
     def __init__(
         self, engine: PairEngine | Model, draft: Model | None = None,
-        verifier: Verifier | OpenedVerifier | None = None, **settings: Any,
+        verifier: Verifier | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         """Take over an engine, which is closed with the pair; `open` is the usual way. Loaded models and a verifier of
         your own stay open: the tokenizer and chat template of the first model are used, and `settings` are as for

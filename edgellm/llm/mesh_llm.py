@@ -22,7 +22,7 @@ from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ModelUnsuppor
 from edgellm.layer_range import HERE, LayerRange, StageShare, read_split
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
-from edgellm.llm.model_loading import EngineConfig, OpenedVerifier
+from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh import EngineName, part_of
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.layer_sources import WholeModel
@@ -31,6 +31,7 @@ from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.placement import PLAN_SECONDS, Placement, first_cut, missing, model_costs, place, with_phases, within
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
+from edgellm.spec.protocols import Elsewhere
 from edgellm.storage.layer_pieces import check_stages, layers_per_piece
 
 if TYPE_CHECKING:
@@ -298,8 +299,8 @@ def open_mesh(
         own = next((share for share in shares if share.name == HERE), None)
         rows = min(tokens, hardware.n_batch or MAX_ROWS, work.rows)
         verifier = MeshVerifier(mesh, text.is_eog, rows, text.grammar)
-        opened = OpenedVerifier(verifier, lambda: whole.model)
-        engine.attach_beside(text, _taken(own, model, overhead, unit), opened)
+        verifier.locate(Elsewhere(lambda: whole.model))
+        engine.attach_beside(text, _taken(own, model, overhead, unit), verifier)
     return OpenedMesh(LLM(engine), verifier, placed, began)
 
 

@@ -17,10 +17,8 @@ from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, as_many_as_fit, che
 from edgellm.engine.model import is_eagle3
 from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported, VocabularyMismatch
 from edgellm.spec.params import mechanism
-from edgellm.spec.protocols import Verifier
-from edgellm.spec.sampling import ModelSampling, sampling_elsewhere
+from edgellm.spec.protocols import Elsewhere, Verifier
 from edgellm.storage.model_files import DEFAULT, Named, is_url
-from edgellm.verifier.in_process import EXTRA_TOKENS
 
 if TYPE_CHECKING:
     from edgellm.rpc.trust.trust import Trust
@@ -234,51 +232,28 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
     return replace(found, reason=f"{most} {several} written at once, not {config.replies}: {short}")
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedVerifier:
-    """A verifier in other processes, and a function that returns its model's hash. Across a link, also its `address`, a
-    function that returns whether it is `up`, the reason why "auto" chose it ("" if it was named), the `sampling` of
-    its model, and the `extra` tokens per request that it writes without a draft model. Stock servers and gateways also
-    have a `finding`, how they verify, and `notices` for the user. `text` is the verifier's tokenizer, unless the draft
-    model has the same."""
-
-    verifier: Verifier
-    model_hash: Callable[[], str]
-    address: str = ""
-    up: Callable[[], bool] | None = None
-    reason: str = ""
-    sampling: ModelSampling | None = None
-    extra: int = 0
-    finding: str = ""
-    notices: tuple[str, ...] = ()
-    text: Model | None = None
-
-
 def remote_verifier(
     where: str, config: EngineConfig, text: Model, closing: ExitStack, progress: Progress | None
-) -> OpenedVerifier:
+) -> tuple[Verifier, Model | None]:
     """Open the verifier at the address `where`, or for "auto" the best of the peers, for drafts in the vocabulary of
     `text`, which renders conversations by the verifier's chat template from now on; or else in the vocabulary of the
-    verifier's own tokenizer, which is fetched with `progress`. Off loopback, and for every paired device, the
-    connection uses mutual TLS. A URL is that of a stock server.
+    verifier's own tokenizer, which is fetched with `progress`, and returned, too. Off loopback, and for every paired
+    device, the connection uses mutual TLS. A URL is that of a stock server.
     """
     if is_url(where):
         # The HTTP client is slow to import, so only a pair that needs it waits.
         from edgellm.upstream.opening import open_upstream
 
         server = open_upstream(where, text, config.upstream)
-        closing.callback(server.verifier.close)
+        closing.callback(server.close)
         if not server.proved and (config.tokenizer if config.draft in (None, "none") else config.draft) == DEFAULT:
             raise VocabularyMismatch(
-                f"The server at {server.url} does not tell its tokens, so no model here is known to have those of"
-                f" {server.verifier.capabilities.name}.",
+                f"The server at {where} does not tell its tokens, so no model here is known to have those of"
+                f" {server.capabilities.name}.",
                 "Name a model of the same family: --draft (draft=), or tokenizer= where nothing is to draft. If the"
                 " server is edgellm's, run `edgellm serve --role verifier` there, and name its HOST:PORT.",
             )
-        return OpenedVerifier(
-            server.verifier, lambda: server.identity, str(server.url), server.verifier.up, "",
-            sampling_behind(server.verifier, text), EXTRA_TOKENS, server.finding, server.notices,
-        )  # fmt: skip
+        return server, None
     # gRPC is slow to import, too.
     from edgellm.rpc.address import ModelAddress
     from edgellm.services.client.verifier_selection import Chosen, trust_for
@@ -289,16 +264,15 @@ def remote_verifier(
     else:
         chosen = Chosen(ModelAddress.parse(where), None, "")
         trust = trust_for(chosen.address.address)
-    address, reason = chosen.address, chosen.reason
     verifier, its_own = _connected(chosen, text, trust, closing, progress)
     info = verifier.info
     if info.chat_template:
         (its_own or text).use_chat_template(info.chat_template, info.model)
+    address = str(chosen.address)
     finding = f"{address} is a gateway to {info.model}, by {info.behind}" if info.behind else ""
-    return OpenedVerifier(
-        verifier, lambda: verifier.info.model_hash, str(address), verifier.up, reason, info.sampling, EXTRA_TOKENS,
-        finding, text=its_own,
-    )  # fmt: skip
+    known = Elsewhere(lambda: verifier.info.model_hash, address, verifier.up, info.sampling, finding, (), chosen.reason)
+    verifier.locate(known)
+    return verifier, its_own
 
 
 def _best_peer(config: EngineConfig, text: Model) -> tuple[Chosen, Trust]:
@@ -344,8 +318,3 @@ def _connected(
             raise unusable(address, f"it is not that of its model. {other.what}") from None
     closing.callback(verifier.close)
     return verifier, its_own
-
-
-def sampling_behind(verifier: Verifier, text: Model) -> ModelSampling:
-    """Return the sampling for a verifier that reports none, as far as the verifier can follow it."""
-    return sampling_elsewhere(verifier.capabilities.name, text.file).told_by(verifier.capabilities.choice)

@@ -263,7 +263,7 @@ def write(
 
 def _limits(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> GenerationLimits:
     asks_extra = plan.copies is not None or not (plan.drafts or options.drafter is not None)
-    extra = 0 if plan.verifier is None else plan.verifier.extra if engine.elsewhere is None else engine.elsewhere.extra
+    extra = 0 if plan.verifier is None else plan.verifier.extra
     return GenerationLimits(
         options.max_tokens, engine.context, plan.choice.gamma if plan.copies is None else MAX_DRAFT,
         extra=extra if asks_extra else 0,

@@ -15,7 +15,7 @@ from edgellm.layer_range import HERE, StageShare, read_split
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
 from edgellm.llm.mesh_llm import MeshOptions, Workload, open_text, positions_of
-from edgellm.llm.model_loading import EngineConfig, OpenedVerifier, Progress
+from edgellm.llm.model_loading import EngineConfig, Progress
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.protos.rpc_engine_pb2 import OfferReply
 from edgellm.rpc_engine.backend import require
@@ -24,6 +24,7 @@ from edgellm.rpc_engine.plan import MARGIN, RpcHome, RpcPlacement, by_memory, pl
 from edgellm.rpc_engine.process import ModelProcess
 from edgellm.rpc_engine.session import ask_offer
 from edgellm.services.client.stage_client import worker_endpoints
+from edgellm.spec.protocols import Elsewhere
 
 if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import Survey
@@ -73,9 +74,8 @@ def open_over_rpc(
             text = engine.own(options.text or open_text(file))
             opening.result()
         own = sum(costs.weights(share.layers) for share in model.shares if share.name == HERE) + costs.embedding
-        verifier = OpenedVerifier(
-            engine.own(RpcVerifier(model, text.is_eog, text.grammar)), engine.idle.file_hash(file.path).compute
-        )
+        verifier = engine.own(RpcVerifier(model, text.is_eog, text.grammar))
+        verifier.locate(Elsewhere(engine.idle.file_hash(file.path).compute))
         return LLM(engine.attach_beside(text, Counter({"CPU": own}), verifier, progress))
 
 

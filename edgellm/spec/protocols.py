@@ -20,7 +20,7 @@ from edgellm.engine.hardware import N_BATCH
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.isolation.child import POLL_SECONDS
 from edgellm.spec.ngram.sources import ContextLookup, Cursor
-from edgellm.spec.sampling import WHOLE_ROWS, Choice, GrammarState, ReplyGrammar
+from edgellm.spec.sampling import WHOLE_ROWS, Choice, GrammarState, ModelSampling, ReplyGrammar
 from edgellm.spec.types import (
     GREEDY,
     NO_CHUNK,
@@ -392,6 +392,21 @@ class BlockingSession(Session, ABC):
         return
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The facts about a verifier in other processes: a function that returns its model's hash; across a link also its
+    `address`, a function that returns whether it is `up`, and the `sampling` of its model. Stock servers and gateways
+    have a `finding`, how they verify, and `notices` for the user; `reason` is why "auto" chose it."""
+
+    model_hash: Callable[[], str]
+    address: str = ""
+    up: Callable[[], bool] | None = None
+    sampling: ModelSampling | None = None
+    finding: str = ""
+    notices: tuple[str, ...] = ()
+    reason: str = ""
+
+
 class Verifier(ABC):
     """A judge of chunks: in this process, over a link, or a mesh of layer workers. By default, a verifier has only a
     `name` and a `context_length`, and is never away."""
@@ -400,6 +415,8 @@ class Verifier(ABC):
     context_length: int
     extra: int = 0
     """Further tokens of a verdict that a reply without a draft model is to ask for."""
+    elsewhere: Elsewhere | None = None
+    """None of a verifier in this process."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -423,6 +440,10 @@ class Verifier(ABC):
     def speculator(self, state: GenerationState) -> Speculator | None:
         """Return the speculator of the open session of a reply, if any."""
         return None
+
+    def locate(self, elsewhere: Elsewhere) -> None:
+        """Note that the verifier is in other processes."""
+        self.elsewhere = elsewhere
 
     @abstractmethod
     def open(self, state: GenerationState) -> Session:

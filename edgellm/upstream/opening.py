@@ -4,12 +4,13 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import InvalidOption, VerifierBusy, VerifierLost, VerifierUnreachable, VocabularyMismatch
+from edgellm.spec.protocols import Elsewhere
+from edgellm.spec.sampling import sampling_elsewhere
 from edgellm.state import read_cached, write_cached
 from edgellm.system import cache_dir
 from edgellm.upstream import dialects
@@ -23,20 +24,6 @@ DIALECTS = "vllm", "sglang", "llama_server", "ollama", "by_text", "by_ids"
 """The modules of the kinds of servers in the order in which they are asked; the last one takes any other server."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedUpstream:
-    """A server as a verifier, with a finding about it in a sentence, and notices for its user."""
-
-    verifier: UpstreamVerifier
-    url: ServerURL
-    finding: str
-    notices: tuple[str, ...]
-    identity: str
-    """A hash that stands for the model: the same as long as the server names it the same."""
-    proved: bool
-    """True if the server has shown that its tokens are those of the expected vocabulary."""
-
-
 def models_at(url: ServerURL, options: UpstreamOptions | None) -> list[str]:
     """Return the names of the models that the server at `url` has. Raises InvalidOption: the key file is unusable;
     VerifierUnreachable: nothing answers, or it does not name its models."""
@@ -44,7 +31,7 @@ def models_at(url: ServerURL, options: UpstreamOptions | None) -> list[str]:
         return list(client.wait(models_of(client)))
 
 
-def open_upstream(address: str, text: Model, options: UpstreamOptions | None = None) -> OpenedUpstream:
+def open_upstream(address: str, text: Model, options: UpstreamOptions | None = None) -> UpstreamVerifier:
     """Open the server at `address` as a verifier for drafts in the vocabulary of `text`, which renders conversations by
     the server's chat template from now on, where the server shows it. Raises InvalidOption: the address or key file is
     unusable, or the server has no such model or tier; VerifierUnreachable: nothing answers, or the server cannot
@@ -61,7 +48,7 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
         known = server in proved
         with client.reading():
             proof = client.wait(prove(upstream, text, RECHECKS if known else PROBES))
-        verifier = UpstreamVerifier(upstream, text, options)
+        verifier = UpstreamVerifier(upstream, text, options, proved=bool(proof))
         failing.pop_all()
     if upstream.chat_template:
         text.use_chat_template(upstream.chat_template, upstream.name)
@@ -70,7 +57,10 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
     finding = f"{upstream.dialect} at {url} verifies by {upstream.tier}: {upstream.reason}"
     notices = tuple(_notices(upstream, url, known=known, key=bool(key), proved=bool(proof)))
     identity = hashlib.sha256(f"{upstream.dialect} {upstream.name} {text.vocabulary.fingerprint}".encode()).hexdigest()
-    return OpenedUpstream(verifier, url, f"{finding}; {proof or _UNPROVED}", notices, identity, bool(proof))
+    sampling = sampling_elsewhere(upstream.name, text.file).told_by(upstream.choice)
+    finding = f"{finding}; {proof or _UNPROVED}"
+    verifier.locate(Elsewhere(lambda: identity, str(url), verifier.up, sampling, finding, notices))
+    return verifier
 
 
 def _proved_servers() -> Path:

@@ -11,13 +11,14 @@ import numpy as np
 
 from edgellm.engine import Model, common_prefix
 from edgellm.errors import EdgeError, VerifierBusy, VerifierLost, VerifierSlow
-from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
+from edgellm.spec.protocols import Capabilities, Elsewhere, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.sampling import ReplyGrammar
 from edgellm.spec.types import NO_IDS, Verdict
 from edgellm.spec.verification import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier, Undecided, verdict
+from edgellm.verifier.in_process import EXTRA_TOKENS
 
 _log = logging.getLogger(__name__)
 
@@ -38,10 +39,13 @@ class UpstreamVerifier(Verifier):
     """A stock server that verifies drafts; when lost, it is looked for in the background. Coroutines and `lost` are for
     the loop of its client."""
 
-    def __init__(self, upstream: Upstream, text: Model, options: UpstreamOptions) -> None:
-        """Take over the client of `upstream`; `text` has the vocabulary of its model. Raises VerifierLost,
-        VerifierBusy: the server does not answer."""
-        self.upstream, self.model = upstream, text
+    extra = EXTRA_TOKENS
+    elsewhere: Elsewhere
+
+    def __init__(self, upstream: Upstream, text: Model, options: UpstreamOptions, *, proved: bool) -> None:
+        """Take over the client of `upstream`; `text` has the vocabulary of its model, which is `proved` if the server
+        has shown its tokens. Raises VerifierLost, VerifierBusy: the server does not answer."""
+        self.upstream, self.model, self.proved = upstream, text, proved
         self._deadline = VerdictDeadline(options.least)
         self._retry = RetryDelay(options.retry, options.retry_most)
         self._up = True

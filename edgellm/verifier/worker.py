@@ -225,10 +225,11 @@ class ColocatedVerifier(Verifier):
     sessions positive ones."""
 
     def __init__(
-        self, backend: VerifierBackend, capabilities: Capabilities, grammar: Callable[[str], GrammarState] | None
-    ) -> None:
+        self, backend: VerifierBackend, capabilities: Capabilities, grammar: Callable[[str], GrammarState] | None,
+        extra: int = 0,
+    ) -> None:  # fmt: skip
         """Use `backend`, which the server owns; `grammar` compiles JSON schemas, if possible."""
-        self._backend, self._capabilities, self._grammar = backend, capabilities, grammar
+        self._backend, self._capabilities, self._grammar, self.extra = backend, capabilities, grammar, extra
         self._numbers: Iterator[int] = count(-1, -1)
         self._open: set[int] = set()
 
@@ -260,15 +261,13 @@ class BatchedVerifier(ColocatedVerifier):
     """A verifier in this process with a context for all of its sessions, whose requests share batches. A session that
     is alone computes in its own thread, except for its prompt."""
 
-    extra = EXTRA_TOKENS
-
     def __init__(self, model: Model, spec: ContextSpec, prompt_cache: PromptCache | None = None) -> None:
         """Open a context over `model` by `spec`, for as many sessions as it has sequences."""
         limits = SchedulerLimits(chunk=_PROMPT)
         self._worker = VerifierWorker.over(model, spec, limits, prompt_cache)
         self._speculates = model.speculator is not None
         capabilities = Capabilities(model.name, spec.n_ctx, logprobs=True, penalties=True, grammars=True)
-        super().__init__(self._worker, capabilities, model.grammar)
+        super().__init__(self._worker, capabilities, model.grammar, EXTRA_TOKENS)
         self._worker.start()
 
     @property

@@ -11,11 +11,11 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.llm import LLM
-from edgellm.llm.model_loading import OpenedVerifier
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer
+from edgellm.spec.protocols import Elsewhere
 from edgellm.spec.types import Notice, Source, Token
 from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamOptions
@@ -125,4 +125,5 @@ def drafting(closing: ExitStack, draft: Model, gateway: GatewayServer, name: str
     """Return a device that drafts for the model of that name behind a gateway."""
     remote = RemoteVerifier(ModelAddress(gateway.address, name), draft.vocabulary, timing=DEVICE)
     closing.callback(remote.close)
-    return LLM(draft, draft, OpenedVerifier(remote, lambda: remote.info.model_hash), history=False)
+    remote.elsewhere, remote.extra = Elsewhere(lambda: remote.info.model_hash), 0  # many rounds
+    return LLM(draft, draft, remote, history=False)

@@ -191,7 +191,7 @@ def sessions(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> Iterator[
     """Sessions at a gateway with a place for one request at each of two servers."""
     house = houses["two"]
     (model,) = open_models(f32_pair[0], house.servers)
-    backend = GatewayBackend(model.text, [PooledServer(one.opened, 1) for one in model.servers])
+    backend = GatewayBackend(model.text, [PooledServer(one.verifier, 1) for one in model.servers])
     yield Sessions(backend)
     house.mend()
     backend.dispose()

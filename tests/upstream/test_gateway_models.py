@@ -180,7 +180,7 @@ def test_one_server_may_have_several_of_the_models(
         models = PoolOpening(list(drafts.values()), OPTIONS).open(addresses)
         for model in models:
             closing.callback(model.dispose)
-        return [(model.name, [str(one.url) for one in model.servers]) for model in models]
+        return [(model.name, [one.verifier.elsewhere.address for one in model.servers]) for model in models]
 
     both = [(ONE, [router.url]), (OTHER, [router.url])]
     assert opened(f"{router.url}#{ONE}", f"{router.url}#{OTHER}") == both

@@ -30,6 +30,7 @@ from edgellm.services import verification_codec as codec
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, begun
 from edgellm.spec.types import NO_IDS, Ids, Verdict
 from edgellm.spec.verification import RetryDelay, VerdictDeadline, VerdictWork
+from edgellm.verifier.in_process import EXTRA_TOKENS
 
 _log = logging.getLogger(__name__)
 _CLOSE_GRACE_SECONDS = 10.0
@@ -101,6 +102,8 @@ class SentRequest:
 class RemoteVerifier(Verifier):
     """A verifier asked over the network. It is reconnected in the background when lost, and sessions are rebuilt.
     Methods named `loop_*` are for the thread of the network loop."""
+
+    extra = EXTRA_TOKENS
 
     def __init__(
         self, address: str | Address | ModelAddress, vocabulary: Vocabulary, *, timing: Timing = Timing(),

@@ -57,7 +57,8 @@ class GatewayServer(SessionServer):
             able = model.capabilities
             sampling = sampling_elsewhere(able.name, model.text.file).told_by(able.choice)
             waiting = MAX_WAITING + model.places  # besides requests in flight
-            verifying = VerifyingModel(model.text, model, able, sampling, model.identity, waiting, behind=model.behind)
+            known = model.elsewhere.model_hash()
+            verifying = VerifyingModel(model.text, model, able, sampling, known, waiting, behind=model.behind)
             self.serve(verifying)
             self.models = (*self.models, model)
             for watcher in self._watchers:

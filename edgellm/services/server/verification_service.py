@@ -31,7 +31,8 @@ from edgellm.services.server.listener import Notify, Service, Stream, in_thread,
 from edgellm.sleeping import AWAKE
 from edgellm.spec.protocols import Capabilities, Tenant, VerifyRequest
 from edgellm.spec.sampling import GrammarState, ModelSampling, ReplyGrammar
-from edgellm.spec.types import NO_IDS, Constraint, Sampling, Verdict
+from edgellm.spec.types import NO_IDS, Constraint, Sampling
+from edgellm.verifier.in_process import EXTRA_TOKENS
 from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
 
 EVENTS_PER_SECOND = 50.0  # refill of a device's bucket
@@ -117,7 +118,8 @@ class VerifyingModel:
 
     def inside(self) -> ColocatedVerifier:
         """Return this verifier for use in this process; its requests are answered together with devices' requests."""
-        return ColocatedVerifier(self.backend, self.capabilities, self.grammar)
+        extra = EXTRA_TOKENS if self.behind else 0
+        return ColocatedVerifier(self.backend, self.capabilities, self.grammar, extra)
 
     def described(self) -> pb.HelloReply:
         can, template = self.capabilities, self.text.chat_template_source
@@ -150,33 +152,6 @@ class NotReady(errors.EdgeError):
     """A verifier cannot verify yet: what it does is told to the device, which asks again."""
 
     rpc_status = codec.PREPARING.name
-
-
-class _Reply:
-    """A session of a device; it has a model once it is open."""
-
-    def __init__(self, number: int, tenant: Tenant) -> None:
-        self.number, self.tenant = number, tenant
-        self.model: VerifyingModel | None = None
-        self.grammar: SessionGrammar | None = None
-        self._text = NO_IDS  # the tokens that the session holds
-
-    def complete(self, request: VerifyRequest) -> None:
-        """Put the tokens that the session holds before those of a request. Raises ProtocolError: some are missing."""
-        if request.position > len(self._text):
-            raise errors.ProtocolError(f"The session holds only {len(self._text)} tokens.", errors.SAME_VERSION)
-        request.prefix = self._text = np.concatenate((self._text[: request.position], request.prefix))
-        request.position = 0
-
-    def observe(self, request: VerifyRequest, verdict: Verdict) -> None:
-        self._text = codec.text_after(request, verdict)
-
-    def end(self) -> None:
-        """Have the backend forget the session, and free its grammar."""
-        if self.model is not None:
-            self.model.backend.end_session(self.number)
-        if self.grammar is not None:
-            self.grammar.end()
 
 
 class VerificationService(Service):
@@ -217,112 +192,127 @@ class VerificationService(Service):
         return pb.TokenizerPart(data=data[asked.offset : asked.offset + _TOKENIZER_PART], size=len(data))
 
     async def session(self, _frames: Any, stream: Stream) -> None:
-        number = next(self._numbers)
-        self._notify(f"Session {number} from {stream.peer()} begins.")
-        session = _Reply(number, self._tenant(stream))
+        session = _Reply(self, stream, next(self._numbers))
+        self._notify(f"Session {session.number} from {stream.peer()} begins.")
         try:
-            await self._serve(session, stream)
+            await session.serve()
         except errors.EdgeError as error:
-            self._notify(f"Session {number} is closed: {error.what}")
+            self._notify(f"Session {session.number} is closed: {error.what}")
             raise
         finally:
             session.end()  # before the goodbye, which a device that does not read never takes
-            self._notify(f"Session {number} ends.")
+            self._notify(f"Session {session.number} ends.")
 
-    def _tenant(self, stream: Stream) -> Tenant:
-        """Return the tenant of a stream: a paired device is one tenant over all its connections; on this machine each
-        connection is one, and all may share cached prompts."""
-        device = self.owner(stream)
-        return Tenant(device or stream.peer(), cache_salt=device)
-
-    async def _serve(self, session: _Reply, stream: Stream) -> None:
-        number, tenant = session.number, session.tenant
-        sampling = Sampling()
-        await self._pause(tenant)
-        last = 0  # the latest round
-        while (frame := await self._next(stream)) is not None:
-            if (model := session.model) is None:
-                model, sampling = self._opened(frame)
-                session.model = model
-                if (constraint := sampling.constraint) is not None:
-                    owner = self._owners.setdefault(tenant.device, GrammarOwner())
-                    session.grammar = SessionGrammar(owner, constraint, model.grammar)
-                continue
-            if frame.WhichOneof("frame") != "verify":
-                raise errors.ProtocolError("The session was opened twice, or a frame is empty.", errors.SAME_VERSION)
-            context = model.capabilities.context_length
-            request = codec.read_verify(frame.verify, model.text.vocabulary.size, context, number, sampling, tenant)
-            if request.round <= last:
-                raise errors.ProtocolError(f"Round {request.round} was sent after round {last}.", errors.SAME_VERSION)
-            last = request.round
-            session.complete(request)
-            if not await self._admitted(model, session.grammar, request, stream):
-                continue
-            try:
-                verdict = await self._answer(model, request, stream)
-            except errors.VerifierBusy as busy:
-                await self._push_back(request, busy.seconds, stream)
-            else:
-                session.observe(request, verdict)
-                await write_in_time(stream, codec.write_verdict(request.round, verdict))
-        if self.draining.is_set():
-            await write_in_time(stream, pb.VerifierFrame(draining=pb.Draining()))
-
-    async def _admitted(
-        self, model: VerifyingModel, grammar: "SessionGrammar | None", request: VerifyRequest, stream: Stream
-    ) -> bool:
-        """Return whether a request can be answered now, by the session's `grammar`; if not, have the device ask
-        again."""
-        if model.queue.full(request.tenant.device):
-            await self._push_back(request, model.backend.wait_seconds(), stream)
-        elif grammar is not None and not await grammar.prepare(request):
-            await self._push_back(request, _HELD_SECONDS, stream)
-        else:
-            return True
-        return False
-
-    async def _push_back(self, request: VerifyRequest, seconds: float, stream: Stream) -> None:
-        """Have the device ask again after about `seconds`. The session's tokens stay."""
-        busy = pb.Busy(round=request.round, retry_ms=min(math.ceil(seconds * 1e3), MAX_BUSY_MS))
-        await write_in_time(stream, pb.VerifierFrame(busy=busy))
-        await self._pause(request.tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
-
-    async def _pause(self, tenant: Tenant, seconds: float = 0.0) -> None:
+    async def pause(self, device: str, seconds: float = 0.0) -> None:
         """Read nothing for `seconds`, or longer if the device has asked in vain too often."""
-        if (seconds := max(seconds, self._pacing.delay(tenant.device))) > 0.0:
+        if (seconds := max(seconds, self._pacing.delay(device))) > 0.0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.draining.wait(), seconds)
+
+    def grammars(self, device: str) -> "GrammarOwner":
+        return self._owners.setdefault(device, GrammarOwner())
+
+
+class _Reply:
+    """A session of a device, which opens it with its first frame, and then asks for one verdict after the other."""
+
+    def __init__(self, service: VerificationService, stream: Stream, number: int) -> None:
+        """Answer over `stream`. A paired device is one tenant over all its connections; on this machine each connection
+        is one, and all may share cached prompts."""
+        self.number, self._service, self._stream = number, service, stream
+        device = service.owner(stream)
+        self._tenant = Tenant(device or stream.peer(), cache_salt=device)
+        self._model: VerifyingModel | None = None
+        self._grammar: SessionGrammar | None = None
+        self._text, self._round = NO_IDS, 0  # the tokens that the session holds, and the number of the latest request
+
+    async def serve(self) -> None:
+        """Answer the device until it has finished, or the verifier drains. Raises EdgeError: the session is to end."""
+        await self._service.pause(self._tenant.device)
+        if (frame := await self._next()) is not None:
+            model, sampling = self._opened(frame)
+            while (frame := await self._next()) is not None:
+                request = self._request(frame, model, sampling)
+                if model.queue.full(self._tenant.device):
+                    await self._push_back(request, model.backend.wait_seconds())
+                elif self._grammar is not None and not await self._grammar.prepare(request):
+                    await self._push_back(request, _HELD_SECONDS)
+                else:
+                    await self._answer(request, model)
+        if self._service.draining.is_set():
+            await self._write(draining=pb.Draining())
+
+    def end(self) -> None:
+        """Have the backend forget the session, and free its grammar."""
+        if self._model is not None:
+            self._model.backend.end_session(self.number)
+        if self._grammar is not None:
+            self._grammar.end()
 
     def _opened(self, frame: pb.DeviceFrame) -> tuple[VerifyingModel, Sampling]:
         if frame.WhichOneof("frame") != "open":
             raise errors.ProtocolError("The first frame is not Open.", errors.SAME_VERSION)
         check_version(frame.open.protocol, "the device")
-        model = find_model(self.models, frame.open.model)
+        model = find_model(self._service.models, frame.open.model)
         if frame.open.vocabulary != model.fingerprint:
             raise errors.VocabularyMismatch(
                 "The device expects a verifier with another vocabulary.", "Connect again: they are compared then."
             )
-        return model, codec.read_sampling(frame.open.sampling)
+        sampling, self._model = codec.read_sampling(frame.open.sampling), model
+        if (constraint := sampling.constraint) is not None:
+            self._grammar = SessionGrammar(self._service.grammars(self._tenant.device), constraint, model.grammar)
+        return model, sampling
 
-    async def _answer(self, model: VerifyingModel, request: VerifyRequest, stream: Stream) -> Verdict:
-        """Return the backend's verdict on a request, or raise its error; send signs of life meanwhile."""
-        model.queue.enter(request.tenant.device)
+    def _request(self, frame: pb.DeviceFrame, model: VerifyingModel, sampling: Sampling) -> VerifyRequest:
+        """Return a request with the whole text: the tokens that the session holds, and its own. Raises ProtocolError:
+        some are missing."""
+        if frame.WhichOneof("frame") != "verify":
+            raise errors.ProtocolError("The session was opened twice, or a frame is empty.", errors.SAME_VERSION)
+        size, context = model.text.vocabulary.size, model.capabilities.context_length
+        request = codec.read_verify(frame.verify, size, context, self.number, sampling, self._tenant)
+        if request.round <= self._round:
+            raise errors.ProtocolError(
+                f"Round {request.round} was sent after round {self._round}.", errors.SAME_VERSION
+            )
+        if request.position > len(self._text):
+            raise errors.ProtocolError(f"The session holds only {len(self._text)} tokens.", errors.SAME_VERSION)
+        request.prefix = self._text = np.concatenate((self._text[: request.position], request.prefix))
+        request.position, self._round = 0, request.round
+        return request
+
+    async def _answer(self, request: VerifyRequest, model: VerifyingModel) -> None:
+        """Write the backend's verdict on a request, and signs of life meanwhile."""
+        model.queue.enter(self._tenant.device)
         try:
             with AWAKE.working():
                 future = asyncio.wrap_future(model.backend.submit(request))
                 future.add_done_callback(lambda done: done.cancelled() or done.exception())  # the device may have left
                 while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
                     read = {"computed": request.computed, "cached": request.cached}
-                    working = pb.Working(round=request.round, step=model.backend.steps, **read)
-                    await write_in_time(stream, pb.VerifierFrame(working=working))
+                    await self._write(working=pb.Working(round=request.round, step=model.backend.steps, **read))
         finally:
-            model.queue.leave(request.tenant.device)
-        return future.result()
+            model.queue.leave(self._tenant.device)
+        try:
+            verdict = future.result()
+        except errors.VerifierBusy as busy:
+            await self._push_back(request, busy.seconds)
+        else:
+            self._text = codec.text_after(request, verdict)
+            await write_in_time(self._stream, codec.write_verdict(request.round, verdict))
 
-    async def _next(self, stream: Stream) -> pb.DeviceFrame | None:
+    async def _push_back(self, request: VerifyRequest, seconds: float) -> None:
+        """Have the device ask again after about `seconds`. The session's tokens stay."""
+        busy = pb.Busy(round=request.round, retry_ms=min(math.ceil(seconds * 1e3), MAX_BUSY_MS))
+        await self._write(busy=busy)
+        await self._service.pause(self._tenant.device, min(busy.retry_ms / 1e3, _HELD_SECONDS))
+
+    async def _write(self, **frame: Any) -> None:
+        await write_in_time(self._stream, pb.VerifierFrame(**frame))
+
+    async def _next(self) -> pb.DeviceFrame | None:
         """Return the next frame; None when the device has finished, or this verifier is draining."""
-        reading = asyncio.ensure_future(next_message(stream, pb.DeviceFrame))
-        draining = asyncio.ensure_future(self.draining.wait())
+        reading = asyncio.ensure_future(next_message(self._stream, pb.DeviceFrame))
+        draining = asyncio.ensure_future(self._service.draining.wait())
         try:
             await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
             return reading.result() if reading.done() else None

@@ -21,12 +21,11 @@ from edgellm.engine import Model
 from edgellm.errors import EdgeError, EngineFailed, VerifierBusy, VerifierLost, VerifierUnavailable
 from edgellm.rpc.channel import HEARTBEAT_SECONDS
 from edgellm.spec.params import MAX_LOGPROBS
-from edgellm.spec.protocols import Capabilities, VerifyRequest, begun
+from edgellm.spec.protocols import Capabilities, Elsewhere, VerifyRequest, begun
 from edgellm.spec.sampling import Choice
 from edgellm.spec.types import Verdict
 from edgellm.upstream.http_client import ServerRefused
-from edgellm.upstream.opening import OpenedUpstream
-from edgellm.upstream.verifier import UpstreamText
+from edgellm.upstream.verifier import UpstreamText, UpstreamVerifier
 from edgellm.verifier.scheduler import DeviceTurns
 from edgellm.verifier.worker import VerifierBackend
 
@@ -38,10 +37,9 @@ class PooledServer:
     """A server of a pool, with the requests `running` there and the `sessions` that it answers. Its owner lets only one
     thread at a time use it."""
 
-    def __init__(self, opened: OpenedUpstream, places: int) -> None:
+    def __init__(self, verifier: UpstreamVerifier, places: int) -> None:
         """Allow at most `places` requests in flight."""
-        self.opened, self.verifier, self.places = opened, opened.verifier, places
-        self.url, self.upstream = opened.url, opened.verifier.upstream
+        self.verifier, self.upstream, self.places = verifier, verifier.upstream, places
         self.running = self.sessions = 0
         self.figures: dict[str, float] = defaultdict(float)
         """Figures so far, by name."""
@@ -132,9 +130,11 @@ class GatewayBackend(VerifierBackend):
         return self.servers[0].upstream.name
 
     @property
-    def identity(self) -> str:
-        """Return a hash that stands for the model."""
-        return self.servers[0].opened.identity
+    def elsewhere(self) -> Elsewhere:
+        """Return what is known of the servers together."""
+        first, *_ = every = [server.verifier.elsewhere for server in self.servers]
+        address, finding = ", ".join(one.address for one in every), "; ".join(one.finding for one in every)
+        return replace(first, address=address, up=self.ready, finding=finding, notices=())
 
     @property
     def behind(self) -> str:
@@ -394,4 +394,4 @@ def families(models: Sequence[GatewayBackend], away: int) -> Iterator[Family]:
 
 
 def _place(server: PooledServer) -> list[str]:
-    return [str(server.url), server.upstream.name]
+    return [server.verifier.elsewhere.address, server.upstream.name]

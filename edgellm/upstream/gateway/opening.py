@@ -83,7 +83,7 @@ class PoolOpening:
                     mismatch = mismatch or error
                     continue
                 closing.callback(server.verifier.close)
-                if not server.opened.proved and len(self._tokenizers) > 1:
+                if not server.verifier.proved and len(self._tokenizers) > 1:
                     raise InvalidOption(
                         f"The server of {name} at {url} does not show its tokens: which of the {len(self._tokenizers)}"
                         " tokenizers it has cannot be told.",
@@ -96,8 +96,8 @@ class PoolOpening:
         raise VocabularyMismatch(f"{several}{what}", "Name a model with the server's tokenizer with -m.")
 
     def _open(self, url: ServerURL, name: str, text: Model) -> PooledServer:
-        opened = open_upstream(f"{url.base}#{name}" if name else url.base, text, self._options)
-        return PooledServer(opened, min(opened.verifier.upstream.at_once or CONNECTIONS, CONNECTIONS))
+        verifier = open_upstream(f"{url.base}#{name}" if name else url.base, text, self._options)
+        return PooledServer(verifier, min(verifier.upstream.at_once or CONNECTIONS, CONNECTIONS))
 
     def _tell(self, news: str) -> None:
         if not self._closing.is_set():
