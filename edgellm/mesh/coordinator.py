@@ -52,8 +52,8 @@ class MeshDevice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """A pipeline that has taken over, with `perf_counter` times: when it began to load, had loaded, was seen to have
-    read the text, and took over, at the end of a text of `tokens` tokens."""
+    """A pipeline that has taken over, with `perf_counter` times: when it began to load, had loaded, had read the
+    text, and took over, at the end of a text of `tokens` tokens."""
 
     shares: tuple[StageShare, ...]
     began: float
@@ -68,7 +68,7 @@ class NextPipeline:
 
     def __init__(self, shares: Sequence[StageShare], pipeline: Pipeline) -> None:
         self.shares, self.pipeline = tuple(shares), pipeline
-        self._began, self._ready_at = perf_counter(), 0.0
+        self._began = perf_counter()
         self._reading: dict[int, Future[StageAnswer]] = {}
 
     @property
@@ -89,18 +89,16 @@ class NextPipeline:
         if not self.pipeline.whole:
             return False
         for slot, (text, held) in texts.items():
-            missing = len(text) - common_prefix(self.pipeline.held(slot), text)
-            if missing > len(text) - common_prefix(held, text):
+            if common_prefix(self.pipeline.held(slot), text) < common_prefix(held, text):
                 self.read(slot, text, rows)
-        if self.busy:
-            return False
-        self._ready_at = perf_counter()
-        return True
+        return not self.busy
 
     def taken(self, tokens: int) -> TakeOver:
         """Return the record of the take-over, which happens now."""
         loaded = max(record.loaded_at for record in self.pipeline.records)
-        return TakeOver(self.shares, self._began, loaded, self._ready_at, perf_counter(), tokens)
+        crossing = self.pipeline.records[-1].crossing
+        ready = loaded if crossing is None else crossing.finished
+        return TakeOver(self.shares, self._began, loaded, ready, perf_counter(), tokens)
 
 
 @dataclass(slots=True)
