@@ -90,21 +90,11 @@ def _path() -> Path:
     return cache_dir() / "figures" / "home.json"
 
 
-def _key(worker: Worker | None) -> str:
+def key_of(worker: Worker | None) -> str:
     """Return the key of a device in files: its ID, as names change."""
     if worker is None:
         return HERE
     return str(worker.address) if worker.peer is None else str(worker.peer.id)
-
-
-def stored_speed(worker: Worker | None) -> MeasuredSpeed | None:
-    """Return the last measurement of a device, whatever the model."""
-    return KeptFigures.load().speeds.get(_key(worker))
-
-
-def stored_link(worker: Worker) -> MeasuredLink | None:
-    """Return the last measurement of the line from here."""
-    return KeptFigures.load().lines.get(_key(worker))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +199,7 @@ class _Surveyor:
         return Survey(speeds, links, {one.name: one for one in workers if one.name in links}, tuple(self._left_out))
 
     async def _speed(self, worker: Worker | None) -> MeasuredSpeed | None:
-        key, name = _key(worker), HERE if worker is None else worker.name
+        key, name = key_of(worker), HERE if worker is None else worker.name
         max_age = 0.0 if self._remeasure else MONTH
         blocks = self._model.blocks
         try:
@@ -230,7 +220,7 @@ class _Surveyor:
 
     async def _link(self, worker: Worker) -> MeasuredLink | None:
         """Return the line from here to a worker; None if it cannot be measured."""
-        key, name = _key(worker), worker.name
+        key, name = key_of(worker), worker.name
         known = self._kept.lines.get(key)
         most = MAX_DOUBTFUL_AGE if known is not None and known.busy else MAX_LINK_AGE
         if known is not None and not self._remeasure and 0 <= time.time() - known.taken <= most:

@@ -125,18 +125,19 @@ def held(worker: Worker | None) -> list[dict[str, Any]]:
 
 
 def _row(worker: Worker | None) -> dict[str, Any]:
-    from edgellm.mesh.fleet_profiler import stored_link, stored_speed
+    from edgellm.mesh.fleet_profiler import KeptFigures, key_of
 
     peer = address = trouble = there = line = None
+    kept, key = KeptFigures.load(), key_of(worker)
     if worker is not None:
-        peer, link = worker.peer, stored_link(worker)
+        peer, link = worker.peer, kept.lines.get(key)
         address, trouble = (None if one is None else str(one) for one in (worker.address, worker.error))
         there = sorted(worker.rights if worker.error is None else getattr(peer, "granted", ()))
         line = link and {
             "round_trip_ms": round(1e3 * link.line.round_trip, 3), "up_mbps": round(link.line.up / 1e6, 1),
             "down_mbps": round(link.line.down / 1e6, 1), "taken": link.taken, "age_s": _age(link.taken),
         }  # fmt: skip
-    speed = stored_speed(worker)
+    speed = kept.speeds.get(key)
     return {
         "name": HERE if worker is None else worker.name,
         "id": None if peer is None else str(peer.id), "short": "" if peer is None else peer.id.short,

@@ -153,10 +153,9 @@ def figures(found: Plan, milliseconds: float) -> dict[str, Any]:
     ways = {name: getattr(found, name) for name in ("even", "heuristic", "best_single", "ideal_single", "warm_single")}
     seconds = {name: None if way is None else found.seconds(way) for name, way in ways.items()}
     return {
-        "ttft_s": found.advised.ttft_s, "token_s": found.advised.token_s, "reply_s": found.advised.reply_s,
-        "objective": found.home.objective, "overlap": found.home.overlap, "planner_ms": milliseconds,
-        "optimal": found.optimal, "gap": found.gap, "reason": found.reason, "advice": found.advice,
-        "stages": [stage.to_json() for stage in found.advised.stages],
+        **found.advised.to_json(), "objective": found.home.objective, "overlap": found.home.overlap,
+        "planner_ms": milliseconds, "optimal": found.optimal, "gap": found.gap, "reason": found.reason,
+        "advice": found.advice,
         "unused": [{"device": device, "reason": reason} for device, reason in found.idle],
         "warm_single_s": seconds.pop("warm_single"), "baselines": seconds,
     }  # fmt: skip
