@@ -16,7 +16,7 @@ from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import MAX_BYTES, MAX_ROWS, StageAnswer
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, wait_for_result
 from edgellm.spec.sampling import GrammarState
-from edgellm.spec.types import GREEDY, NO_CHUNK, NO_IDS, Chunk, Floats, Verdict
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Verdict
 from edgellm.spec.verification import Judgement
 
 
@@ -87,22 +87,7 @@ class _Sequence:
         return request.draft.part(0, max(0, MAX_BYTES // (4 * self._mesh.work.n_vocab) - 1))
 
     def _verdict(self, request: VerifyRequest) -> Verdict:
-        """Return the verdict, with up to `extra` more tokens, each of which crosses the stages by itself."""
-        first = self._judged(request)
-        tokens, seconds, passes, logprobs = first.tokens.tolist(), first.seconds, 1, first.logprobs
-        kept = request.draft.ids[: first.accepted]
-        while first.accepted + len(tokens) <= request.extra and not self._verifier.is_eog(tokens[-1]):
-            prefix = np.concatenate((request.prefix, kept, np.array(tokens, dtype=np.int32)))
-            found = self._judged(replace(request, prefix=prefix, draft=NO_CHUNK))
-            tokens.append(int(found.tokens[0]))
-            seconds, passes, logprobs = seconds + found.seconds, passes + 1, logprobs + found.logprobs
-        return replace(
-            first, tokens=np.array(tokens, np.int32), seconds=seconds, passes=passes, logprobs=logprobs,
-            cached=request.computed,
-        )  # fmt: skip
-
-    def _judged(self, request: VerifyRequest) -> Verdict:
-        """Return the verdict on the draft alone; ask again as long as another pipeline can give it, and once after any
+        """Return the verdict on the draft; ask again as long as another pipeline can give it, and once after any
         other error."""
         refused = 0
         while True:
@@ -114,7 +99,7 @@ class _Sequence:
                     else self._from_logits(request, answer.logits, answer.verdict.seconds)
                 )
                 self._mesh.confirm()
-                return found
+                return replace(found, cached=request.computed)
             except DeviceLost:
                 pass  # ask a pipeline over the remaining devices, which hold nothing of this session
             except (Stopped, VerifierBusy, MeshBroken):
@@ -154,7 +139,7 @@ class _Sequence:
 
     def _from_logits(self, request: VerifyRequest, logits: Floats, seconds: float) -> Verdict:
         """Return this device's verdict from the last stage's logits. Raises EngineFailed."""
-        judgement = Judgement(replace(request, extra=0), request.prefix, seconds=seconds)
+        judgement = Judgement(request, request.prefix, seconds=seconds)
         judgement.judge(logits, len(request.draft), self._verifier.is_eog)
         return judgement.verdict()
 

@@ -103,8 +103,7 @@ def test_what_is_held_is_not_sent_again(home: Home, whole: Whole, monkeypatch: p
     verdict = session.submit(PROMPT, chunk).result()
     assert (verdict.accepted, verdict.tokens.tolist()) == (3, own[3:4])
     text = np.concatenate((PROMPT, own[:4])).astype(np.int32)
-    verdict = session.submit(text, NOTHING, extra=3).result()
-    assert (verdict.tokens.tolist(), verdict.passes) == (own[4:8], 4)
+    assert write(asker(session), text, 4) == own[4:8]
     session.close()
     again = home.verifier.open(GenerationState())  # the next turn finds what the last one has left
     again.submit(np.concatenate((text, own[4:8], [5])).astype(np.int32), NOTHING).result()
@@ -220,14 +219,14 @@ def local(whole: Whole) -> Iterator[LocalVerifier]:
     verifier.close()
 
 
-def verdicts(verifier: Verifier, state: GenerationState, tokens: int, extra: int = 0) -> list[Verdict]:
+def verdicts(verifier: Verifier, state: GenerationState, tokens: int) -> list[Verdict]:
     """The verdicts of a reply whose drafts are its own tokens, then others."""
     text, found = SHORT, []
     session = verifier.open(state)
     while len(text) < len(SHORT) + tokens:
         ahead = session.submit(text, Chunk()).result().tokens
         draft = np.append(ahead, np.array([9, 11], dtype=np.int32)).astype(np.int32)
-        found.append(session.submit(text, Chunk(draft, retrieved=True), extra).result())
+        found.append(session.submit(text, Chunk(draft, retrieved=True)).result())
         text = np.concatenate((text, draft[: found[-1].accepted], found[-1].tokens)).astype(np.int32)
     session.close()
     return found
@@ -249,7 +248,7 @@ def test_verdicts_are_those_of_the_whole_model(mesh: MeshVerifier, local: LocalV
 def test_log_probabilities_are_those_of_the_whole_model(mesh: MeshVerifier, local: LocalVerifier) -> None:
     assert mesh.capabilities.logprobs
     state = GenerationState(SHORT, terms=VerdictTerms(3))
-    pairs = zip(verdicts(mesh, state, 12, extra=2), verdicts(local, state, 12, extra=2), strict=True)
+    pairs = zip(verdicts(mesh, state, 12), verdicts(local, state, 12), strict=True)
     for here, there in pairs:
         assert len(here.logprobs) == len(there.logprobs) == here.accepted + len(here.tokens)
         for one, other in zip(here.logprobs, there.logprobs, strict=True):
