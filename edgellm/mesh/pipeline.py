@@ -19,7 +19,7 @@ from edgellm.rpc.protos.mesh_pb2 import StageLoaded
 from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import NO_IDS
 
-ANSWER_SECONDS = 300.0
+ANSWER_SECONDS = 600.0
 """The deadline for each micro-batch of the oldest open request, since a request was settled or layers were loaded:
 other reports of devices cannot put it off."""
 _DAMAGED = (
