@@ -175,7 +175,9 @@ class DraftPolicy:
         known = None if model is None else self._known()
         asks = 0 if model is None else self._tries(model) if known is None else model.most
         other = self._hoped(model)[1] if asks and known is None and model is not None else known
-        copies = self._copies(survives[:room], other)
+        # A copy has to gain more than a plain round, and than `other`.
+        least = 0.0 if other is None else self._gain(other) - 1.0 + self.price * self.cost.single
+        copies = self.useful(survives[:room], least=max(0.0, least))
         return Bid(copies) if copies else Bid(0, min(room, asks))
 
     def _known(self) -> Arm | None:
@@ -237,19 +239,6 @@ class DraftPolicy:
         price = 1.0 / self._plain.pace if self._linked and self._plain.tokens else self.price
         return rounds.tokens - price * rounds.seconds
 
-    def _copies(self, survives: Sequence[float], other: Arm | None) -> int:
-        """Return how many offered tokens to copy. A copy has to gain more than a plain round, and than `other`."""
-        best, expected, price = 0, 1.0, self.price
-        gain = 1.0 - price * self.cost.single
-        if other is not None:
-            gain = max(gain, self._gain(other))
-        for n, chance in enumerate(survives[:MAX_DRAFT], 1):
-            expected += chance
-            value = expected - price * self.cost.seconds(n)
-            if value > gain:
-                best, gain = n, value
-        return best
-
     def floors(self) -> list[float]:
         """Return the break-even chance for each place of the draft model's draft."""
         seconds = 0.0 if self._model is None else self._model.token_seconds
@@ -259,14 +248,16 @@ class DraftPolicy:
         """Return the break-even chance of a copy behind `rows` drafted tokens."""
         return self.price * self.cost.slopes[rows]
 
-    def useful(self, survives: Sequence[float], rows: int = 0, token_seconds: float = 0.0) -> int:
-        """Return how many further tokens pay behind `rows` verified ones; `survives` are their chances, and each is yet
-        to be drafted in `token_seconds`."""
-        best, gain, expected, before = 0, 0.0, 0.0, self.cost.seconds(rows)
+    def useful(
+        self, survives: Sequence[float], rows: int = 0, token_seconds: float = 0.0, least: float = 0.0
+    ) -> int:  # fmt: skip
+        """Return how many further tokens pay behind `rows` verified ones, if they gain more than `least`; `survives`
+        are their chances, and each is yet to be drafted in `token_seconds`."""
+        best, gain, expected, before, price = 0, least, 0.0, self.cost.seconds(rows), self.price
         for n, chance in enumerate(survives[: MAX_DRAFT - rows], 1):
             expected += chance
             seconds = self.cost.seconds(rows + n) - before + n * token_seconds
-            value = expected - self.price * seconds
+            value = expected - price * seconds
             if value > gain:
                 best, gain = n, value
         return best
