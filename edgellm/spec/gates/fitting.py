@@ -245,12 +245,12 @@ def fit_policy(chunks: Chunks, chances: Vector, share: float) -> Policy:
     p_rejected, wrong = chunks.by_reply(chances), chunks.by_reply(chunks.wrong)
     hope = chunks.by_reply(np.ones(len(chances)))
     for _ in range(_ROUNDS):
-        verified, _ = _simulate(p_rejected, hope, _threshold(p_rejected, hope, share * len(chances)))
+        verified, _ = _verified(p_rejected, hope, share * len(chances))
         missed = (wrong & ~verified)[:, ::-1].cumsum(axis=1)[:, ::-1]
         rest_is_right = np.column_stack((missed[:, 1:], np.zeros(len(missed)))) == 0
         continuation = fit(features, chunks.in_order(rest_is_right).astype(np.float64), penalty=3.0)
         hope = chunks.by_reply(continuation.scores(features))
-    _, values = _simulate(p_rejected, hope, _threshold(p_rejected, hope, share * len(chances)))
+    _, values = _verified(p_rejected, hope, share * len(chances))
     return Policy(share, continuation, _sample(chunks.in_order(values)))
 
 
@@ -258,7 +258,7 @@ def follow(chunks: Chunks, chances: Vector, policy: Policy) -> Flags:
     """Return which chunks (n,) the policy has verified, at its share of all."""
     p_rejected = chunks.by_reply(chances)
     hope = chunks.by_reply(policy.continuation.scores(with_chance(chunks.signals, chances)))
-    verified, _ = _simulate(p_rejected, hope, _threshold(p_rejected, hope, policy.share * len(chances)))
+    verified, _ = _verified(p_rejected, hope, policy.share * len(chances))
     flags: Flags = chunks.in_order(verified)
     return flags
 
@@ -274,13 +274,10 @@ def _simulate(p_rejected: Matrix, hope: Matrix, threshold: float) -> tuple[Flags
     return verified, values
 
 
-def _threshold(p_rejected: Matrix, hope: Matrix, count: float) -> float:
-    """Return the value that a verdict must exceed so that about `count` chunks are verified."""
-    low, high = 0.0, 1.0
-    for _ in range(20):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if _simulate(p_rejected, hope, middle)[0].sum() > count else (low, middle)
-    return high
+def _verified(p_rejected: Matrix, hope: Matrix, count: float) -> tuple[Flags, Matrix]:
+    """Return what `_simulate` does with a threshold by which about `count` chunks are verified."""
+    threshold = solve(lambda value: float(_simulate(p_rejected, hope, value)[0].sum()), count, 0.0, 1.0)
+    return _simulate(p_rejected, hope, threshold)
 
 
 def evidence(chunks: Chunks, unseen: Vector) -> dict[str, float]:

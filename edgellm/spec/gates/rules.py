@@ -165,7 +165,7 @@ def solve(share_at: Callable[[float], float], budget: float, low: float, high: f
         return low
     if share_at(high) > budget:
         return high
-    for _ in range(60):
+    for _ in range(30):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if share_at(middle) > budget else (low, middle)
     return high
