@@ -36,9 +36,9 @@ TUNING = Tuning()
 class Arm:
     """An arm of a bandit: the mean tokens and seconds of its latest rounds."""
 
-    def __init__(self) -> None:
-        self.tokens = self.seconds = 0.0
-        self.rounds = 0
+    def __init__(self, tokens: float = 0.0, seconds: float = 0.0) -> None:
+        """Expect so many tokens and seconds, until a round is added."""
+        self.tokens, self.seconds, self.rounds = tokens, seconds, 0
 
     def add(self, tokens: float, seconds: float) -> None:
         """Add a round."""
@@ -212,10 +212,9 @@ class DraftPolicy:
         pays; and the round of that length, at least of one token."""
         hopes = model.acceptances or [TUNING.hope**n for n in range(1, MAX_DRAFT)]
         n = self.useful(hopes, token_seconds=model.token_seconds)
-        hoped, drafted = Arm(), max(n, 1)
-        expected = 1.0 + sum(hopes[:drafted])
-        hoped.add(expected, self.cost.seconds(drafted) + drafted * model.token_seconds)
-        return n, hoped
+        drafted = max(n, 1)
+        seconds = self.cost.seconds(drafted) + drafted * model.token_seconds
+        return n, Arm(1.0 + sum(hopes[:drafted]), seconds)
 
     def _reading(self, model: ModelArm) -> float:
         """Return the seconds that the model takes to read the text before it can draft: its rows are as cheap beside a
@@ -227,11 +226,7 @@ class DraftPolicy:
     def _without(self) -> Arm:
         """Return a round without a draft: by the curve, but as measured across a link, where a verifier may write
         several tokens."""
-        if self._linked and self._plain.rounds:
-            return self._plain
-        found = Arm()
-        found.add(1.0, self.cost.single)
-        return found
+        return self._plain if self._linked and self._plain.rounds else Arm(1.0, self.cost.single)
 
     def _gain(self, rounds: Arm) -> float:
         """Return the tokens that rounds gain, less their seconds at the present price: across a link at that of plain
