@@ -7,10 +7,10 @@ sessions, which are told that the verifier is busy until the model is loaded aga
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -63,16 +63,6 @@ class _Opened:
     process: ModelProcess
     hosts: tuple[RpcPort, ...] = ()
     deadline: VerdictDeadline = field(default_factory=lambda: VerdictDeadline(LEAST_SILENCE))
-
-    @contextmanager
-    def order(self, rows: int = 0) -> Iterator[ModelProcess]:
-        """Yield the process for an order that computes `rows` rows. The longest silence follows from the fastest pass
-        seen, and from the rows: reading a prompt may take long."""
-        work, began = VerdictWork(rows, 1), time.perf_counter()
-        self.process.expect(self.deadline.limit(work))
-        yield self.process
-        if rows:
-            self.deadline.record(work, time.perf_counter() - began)
 
     def close(self) -> None:
         self.process.close()
@@ -175,15 +165,20 @@ class RpcModel:
                 self._asked(change)
 
     def _asked(self, ask: Callable[[ModelProcess], T], rows: int = 0) -> T:
-        """Return what `ask` returns for the process, as for `_Opened.order`. Raise VerifierBusy and MeshBroken."""
+        """Return what `ask` returns for the process, which computes `rows` rows. The longest silence follows from the
+        fastest pass seen, and from the rows: reading a prompt may take long. Raise VerifierBusy and MeshBroken."""
         if (opened := self._opened) is None:
             raise self._away()
+        work, began = VerdictWork(rows, 1), time.perf_counter()
+        opened.process.expect(opened.deadline.limit(work))
         try:
-            with opened.order(rows) as process:
-                return ask(process)
+            found = ask(opened.process)
         except errors.DeviceLost as error:
             self._lose(opened, error)
             raise self._away() from None
+        if rows:
+            opened.deadline.record(work, time.perf_counter() - began)
+        return found
 
     def _away(self) -> errors.EdgeError:
         """Return why the model cannot be asked now."""
@@ -314,12 +309,10 @@ class RpcModel:
 
         def open_one(host: RpcPort) -> int:
             try:
-                port = host.open()
+                return host.open(process)
             except errors.EdgeError as error:
                 self._lost[host.name] = error
                 raise
-            host.admit(process)
-            return port
 
         if not hosts:
             return []

@@ -109,23 +109,21 @@ class RpcPort:
         self.begin = pb.Begin(protocol=PROTOCOL, session=os.urandom(16), memory=memory, weights=weights, name=model)
         self.lost: Future[EdgeError] = Future()
         self.traffic = Moved()
-        self._client: int | None = None
+        self._client = 0
         self._link = ServiceLink(SERVE, replace(WORKER_TIMING, stall=inf))
         self._closed = False
         self._blamed: EdgeError | None = None
         self._live: Future[None] | None = None
 
-    def open(self) -> int:
-        """Have the worker start a server; return the port of this machine that leads there. Raises DeviceLost: the
-        device is not reached, or refuses; as `ask_offer`: another llama.cpp would not understand this one."""
+    def open(self, process: int) -> int:
+        """Have the worker start a server; return the port of this machine that leads there, for a `process` and no
+        other. Raises DeviceLost: the device is not reached, or refuses; as `ask_offer`: another llama.cpp would not
+        understand this one."""
+        self._client = process
         ask_offer(self._endpoint)
         serving: Future[int] = Future()
         self._live = run_in_network_loop(self._run(serving))
         return serving.result()
-
-    def admit(self, process: int) -> None:
-        """Let a process connect, and no other. Without one, nobody may."""
-        self._client = process
 
     def confirm(self) -> None:
         """Tell the worker that the model is loaded, so that it may keep the weights."""
@@ -181,7 +179,7 @@ class RpcPort:
     async def _tunnel(self, channel: grpc.aio.Channel, socket: Socket) -> None:
         try:
             port = socket[1].get_extra_info("peername")[1]
-            if self._client is None or not await asyncio.to_thread(partial(is_at, self._client, port, listens=False)):
+            if not await asyncio.to_thread(partial(is_at, self._client, port, listens=False)):
                 _log.warning("refused a connection to %s from another process", self.name)
                 return
             call = channel.stream_stream(TUNNEL, bytes, bytes)()  # type: ignore[call-arg]  # written to

@@ -218,8 +218,8 @@ def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
     monkeypatch.setattr("edgellm.rpc_engine.model.LOAD_SILENCE", 3.0)
     opening = RpcPort.open
 
-    def open_and_stop(session: RpcPort) -> int:
-        port = opening(session)
+    def open_and_stop(session: RpcPort, process: int) -> int:
+        port = opening(session, process)
         rpc_servers()[0].suspend()
         return port
 

@@ -64,8 +64,7 @@ def test_a_worker_serves_no_rpc_unless_it_is_told_to(host: Trust, guest: Trust) 
 
 
 def test_another_process_of_this_machine_gets_no_byte_through(session: RpcPort) -> None:
-    port = session.open()
-    session.admit(os.getppid())
+    port = session.open(os.getppid())
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.settimeout(60)
         with suppress(OSError):
@@ -80,7 +79,7 @@ def test_without_the_right_to_compute_nobody_is_served(endpoint: Endpoint, host:
         ask_offer(endpoint)
     refused = RpcPort(endpoint, memory=MEMORY, weights=0, model="it")
     with pytest.raises(DeviceLost, match="no right to compute"):
-        refused.open()
+        refused.open(os.getpid())
     assert not rpc_servers()
 
 
@@ -89,7 +88,7 @@ def test_another_paired_device_does_not_reach_the_server_of_a_session(
 ) -> None:
     other = device(tmp_path / "other")
     befriend(host, other, "compute")
-    session.open()
+    session.open(os.getpid())
 
     async def knock() -> grpc.StatusCode:
         async with open_channel(worker.address, other) as channel:
@@ -103,7 +102,7 @@ def test_another_paired_device_does_not_reach_the_server_of_a_session(
 
 
 def test_the_server_ends_with_the_session(session: RpcPort) -> None:
-    session.open()
+    session.open(os.getpid())
     assert len(rpc_servers()) == 1
     session.close()
     until(lambda: not rpc_servers())
@@ -111,7 +110,7 @@ def test_the_server_ends_with_the_session(session: RpcPort) -> None:
 
 
 def test_a_server_that_dies_ends_the_session_but_not_the_worker(session: RpcPort, endpoint: Endpoint) -> None:
-    session.open()
+    session.open(os.getpid())
     rpc_servers()[0].kill()
     assert "has ended" in session.lost.result(60).what
     assert ask_offer(endpoint).version
@@ -120,26 +119,26 @@ def test_a_server_that_dies_ends_the_session_but_not_the_worker(session: RpcPort
 def test_too_much_memory_and_other_versions_are_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = RpcPort(endpoint, memory=4 * MEMORY, weights=0, model="it")
     with pytest.raises(DeviceLost, match="it takes 1074 MB here"):
-        greedy.open()
+        greedy.open(os.getpid())
     sessions = [RpcPort(endpoint, memory=3 * MEMORY // 2, weights=0, model="it") for _ in range(2)]
-    sessions[0].open()
+    sessions[0].open(os.getpid())
     with pytest.raises(DeviceLost, match="are left"):
-        sessions[1].open()
+        sessions[1].open(os.getpid())
     sessions[0].close()
     until(lambda: not rpc_servers())
     sessions[1] = RpcPort(endpoint, memory=3 * MEMORY // 2, weights=0, model="it")
-    sessions[1].open()
+    sessions[1].open(os.getpid())
     sessions[1].close()
     monkeypatch.setattr("edgellm.rpc_engine.service.VERSION", "0.0.1")
     with pytest.raises(ProtocolError, match=rf"llama-cpp-python 0\.0\.1, and this device {VERSION}"):
-        sessions[1].open()
+        sessions[1].open(os.getpid())
 
 
 @pytest.mark.parametrize("hang", [False, True])
 def test_a_device_that_is_gone_or_hangs_is_lost(
     worker: WorkerServer, session: RpcPort, monkeypatch: pytest.MonkeyPatch, hang: bool
 ) -> None:
-    session.open()
+    session.open(os.getpid())
     if hang:
         from edgellm.rpc_engine import service
 
