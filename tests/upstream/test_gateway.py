@@ -126,7 +126,7 @@ def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wa
             faults.pop(0)
         house.mend()
         if faults:  # a chunk may bring several tokens: a fault stays until a request has met it
-            busy = max(backend.servers, key=lambda one: one.sessions)
+            busy = max(backend.servers, key=lambda one: one.figures["sessions"])
             server = house.servers[backend.servers.index(busy)]
             server.fault = faults[0]
             asked = len(server.requests)
@@ -204,7 +204,7 @@ def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, prompt: Id
     houses["two"].fail(Fault.STALLED)
     for session in (1, 2, 3, 4):
         sessions.ask(session, prompt, tenant=Tenant(f"device {session}"))
-    assert [server.running for server in pool.servers] == [1, 1]
+    assert [server.figures["running"] for server in pool.servers] == [1, 1]
     assert sessions.backend.waiting == 2
     assert sessions.backend.wait_seconds() > 0.0
     sessions.backend.end_session(4)
@@ -214,7 +214,7 @@ def test_sessions_are_spread_and_wait_for_a_place(sessions: Sessions, prompt: Id
     sessions.backend.end_session(1)
     sessions.backend.end_session(2)
     assert sessions.failure(3) is None
-    assert [server.running for server in pool.servers] == [0, 0]
+    assert [server.figures["running"] for server in pool.servers] == [0, 0]
     assert not any(sessions.answers[session].done() for session in (1, 2, 4))
 
 

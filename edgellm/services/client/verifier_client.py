@@ -81,22 +81,10 @@ class SentRequest:
         request = self.request
         return VerdictWork(len(request.prefix) - self.position + len(request.draft), 1 + request.extra)
 
-    def answer(self, verdict: Verdict, seconds: float) -> None:
-        seconds = min(verdict.seconds, seconds)
-        self.verdict.set_result(replace(verdict, seconds=seconds, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
-
     def fail(self, error: errors.EdgeError) -> None:
         """Answer with an error, unless there is an answer."""
         if not self.verdict.done():
             self.verdict.set_exception(error)
-
-    def held(self) -> Ids | None:
-        """Return the tokens that the verifier's session holds after this request; None if unknown."""
-        if not self.verdict.done():
-            return None
-        if (error := self.verdict.exception()) is not None:  # a busy verifier has changed nothing
-            return self.request.prefix[: self.position] if isinstance(error, errors.VerifierBusy) else None
-        return codec.text_after(self.request, self.verdict.result())
 
 
 class RemoteVerifier(Verifier):
@@ -335,6 +323,7 @@ class Stream:
         self._link: ServiceLink | None = None  # None where none is begun yet, or it has ended
         self._asked: SentRequest | None = None  # the latest request, at this time and so many heartbeats ago
         self._sent, self._beats = 0.0, 0
+        self._held: Ids | None = None  # the tokens that the verifier's session holds; None if unknown
         self._model = ""  # the hash of the model that verifies this reply
 
     def send(self, request: VerifyRequest) -> Future[Verdict]:
@@ -350,7 +339,7 @@ class Stream:
         self._verifier.post(self._end, lost("The reply has ended."))
 
     def _ask(self, asked: SentRequest) -> None:
-        held = None if self._asked is None else self._asked.held()
+        held, self._held = self._held, None
         if self._link is None or held is None:
             self._end(lost("The reply has been given up."))
             verifier = self._verifier
@@ -424,11 +413,15 @@ class Stream:
             passed = monotonic() - self._sent
             verifier.retry.reset()
             verifier.patience.record(VerdictWork(asked.work.unseen, len(verdict.tokens)), passed)
-            asked.answer(verdict, passed)
+            self._held = codec.text_after(asked.request, verdict)
+            seconds = min(verdict.seconds, passed)
+            verdict = replace(verdict, seconds=seconds, bytes_up=asked.bytes_up, bytes_down=asked.bytes_down)
+            asked.verdict.set_result(verdict)
         elif kind == "busy":
             wait = min(frame.busy.retry_ms, MAX_BUSY_MS) / 1e3
             verifier.retry.pause(wait)
             again = f"This device continues alone and tries again in about {wait:g} seconds."
+            self._held = asked.request.prefix[: asked.position]  # it has changed nothing
             asked.fail(errors.VerifierBusy("The verifier is busy.", again, wait))
         else:
             asked.request.computed, asked.request.cached = frame.working.computed, frame.working.cached

@@ -34,34 +34,18 @@ _UNEVEN = 2  # sessions more than the least busy server that a device's last ser
 
 
 class PooledServer:
-    """A server of a pool, with the requests `running` there and the `sessions` that it answers. Its owner lets only one
-    thread at a time use it."""
+    """A server of a pool, and its figures by name: the requests `running` there and the `sessions` that it answers now,
+    and the other ones so far. Its owner lets only one thread at a time use it."""
 
     def __init__(self, verifier: UpstreamVerifier, places: int) -> None:
         """Allow at most `places` requests in flight."""
         self.verifier, self.upstream, self.places = verifier, verifier.upstream, places
-        self.running = self.sessions = 0
         self.figures: dict[str, float] = defaultdict(float)
-        """Figures so far, by name."""
 
     @property
     def is_free(self) -> bool:
         """Return whether another request may be sent."""
-        return self.running < self.places
-
-    def enter(self) -> None:
-        """Note that a request is sent."""
-        self.running += 1
-
-    def leave(self, **figures: float) -> None:
-        """Note that a request has ended, and add to the figures."""
-        self.running -= 1
-        for name, amount in figures.items():
-            self.figures[name] += amount
-
-    def join(self, sessions: int) -> None:
-        """Note that a session begins here (1), or moves away or ends (-1)."""
-        self.sessions += sessions
+        return self.figures["running"] < self.places
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +170,7 @@ class GatewayBackend(VerifierBackend):
     def end_session(self, session: int) -> None:
         with self._lock:
             if (found := self._sessions.pop(session, None)) is not None:
-                found.home.join(-1)
+                found.home.figures["sessions"] -= 1
                 self._drop(found)
 
     def close(self) -> None:
@@ -210,7 +194,7 @@ class GatewayBackend(VerifierBackend):
         if found is None:
             home = self._home(self._last.get(request.tenant.device))
             self._last[request.tenant.device] = home
-            home.join(1)
+            home.figures["sessions"] += 1
             salt = request.tenant.cache_salt  # Servers' caches get an unguessable one.
             salted = blake2b(salt.encode(), key=self._secret, digest_size=16).hexdigest() if salt else ""
             found = self._sessions[request.session] = _Reply(salted, home)
@@ -221,17 +205,16 @@ class GatewayBackend(VerifierBackend):
         or clearly busier than the least busy server; else the least busy server."""
         up = [server for server in self.servers if server.verifier.up()]
         least = min(
-            up or self.servers,
-            key=lambda server: ((server.sessions + server.running) / server.places, server.figures["answers"]),
+            up or self.servers, key=lambda server: (_busy(server, "sessions", "running"), server.figures["answers"])
         )
-        return least if last not in up or last.sessions > least.sessions + _UNEVEN else last
+        return least if last not in up or last.figures["sessions"] > least.figures["sessions"] + _UNEVEN else last
 
     def _choose(self, home: PooledServer, without: Collection[PooledServer]) -> PooledServer | None:
         """Return the server for a request of a session at `home`: `home` if up and free, else the least loaded free
         server, else one that is up; None if all are down or in `without`."""
         able = [server for server in self.servers if server not in without and server.verifier.up()]
         able = [server for server in able if server.is_free] or able
-        return home if home in able else min(able, key=lambda server: server.running / server.places, default=None)
+        return home if home in able else min(able, key=lambda server: _busy(server, "running"), default=None)
 
     def _drop(self, session: _Reply) -> None:
         asked, session.asked = session.asked, None
@@ -245,8 +228,8 @@ class GatewayBackend(VerifierBackend):
     def _send(self, asked: _Asked, server: PooledServer) -> None:
         session, request = asked.session, asked.request
         if server is not session.home:
-            session.home.join(-1)
-            server.join(1)
+            session.home.figures["sessions"] -= 1
+            server.figures["sessions"] += 1
             session.home = server
             self._last[request.tenant.device] = server
         text = session.texts.get(server)
@@ -254,7 +237,7 @@ class GatewayBackend(VerifierBackend):
             text = session.texts[server] = UpstreamText(server.verifier, session.salt)
         began = perf_counter()
         self.figures["waited_seconds"] += began - asked.arrived
-        server.enter()
+        server.figures["running"] += 1
         asked.verdict = text.ask(request)
         asked.verdict.add_done_callback(partial(self._done, asked, server, began))
 
@@ -264,12 +247,12 @@ class GatewayBackend(VerifierBackend):
             seconds, cached = perf_counter() - began, asked.session.texts[server].cached
             error = None if verdict.cancelled() else verdict.exception()
             refusal = error if isinstance(error, ServerRefused) and error.of_request else None
+            server.figures["running"] -= 1
             if error is not None:
-                server.leave(failures=refusal is None, refusals=refusal is not None)
-            elif verdict.cancelled():
-                server.leave()
-            else:
-                server.leave(answers=1, prefix_tokens=len(asked.request.prefix), cached_tokens=cached, seconds=seconds)
+                server.figures["failures" if refusal is None else "refusals"] += 1
+            elif not verdict.cancelled():
+                prefix = len(asked.request.prefix)
+                _add(server.figures, answers=1, prefix_tokens=prefix, cached_tokens=cached, seconds=seconds)
             if asked.session.asked is asked:
                 if verdict.cancelled():
                     self._fail(asked, _ended())
@@ -282,11 +265,9 @@ class GatewayBackend(VerifierBackend):
             self._fill()
 
     def _settle(self, asked: _Asked, verdict: Verdict) -> None:
-        draft = asked.request.draft
-        self.figures["verdicts"] += 1
-        self.figures["draft_tokens"] += len(draft)
-        self.figures["accepted_tokens"] += verdict.accepted
-        self.figures["verified_tokens"] += verdict.accepted + len(verdict.tokens)
+        draft, accepted = asked.request.draft, verdict.accepted
+        verified = accepted + len(verdict.tokens)
+        _add(self.figures, verdicts=1, draft_tokens=len(draft), accepted_tokens=accepted, verified_tokens=verified)
         asked.session.asked = None
         asked.answer.set_result(verdict)
 
@@ -329,6 +310,16 @@ class GatewayBackend(VerifierBackend):
             waiting = self._turns.order(self._waiting)  # A finished future may have changed them.
 
 
+def _busy(server: PooledServer, *what: str) -> float:
+    """Return what a server does in shares of its places."""
+    return sum(server.figures[name] for name in what) / server.places
+
+
+def _add(figures: dict[str, float], **amounts: float) -> None:
+    for name, amount in amounts.items():
+        figures[name] += amount
+
+
 def _common(servers: Sequence[PooledServer]) -> Capabilities:
     every = [server.verifier.capabilities for server in servers]
     logprobs = all(server.upstream.most_top >= MAX_LOGPROBS for server in servers)
@@ -362,8 +353,8 @@ _OF_MODELS = {
 """The counters of a `GatewayBackend`, by name."""
 _NOW_OF_SERVERS: tuple[tuple[str, str, Callable[[PooledServer], float]], ...] = (
     ("up", "Whether the server takes requests", lambda one: one.verifier.up()),
-    ("requests_running", "Requests in flight at the server", lambda one: one.running),
-    ("sessions", "Replies of devices that the server verifies", lambda one: one.sessions),
+    ("requests_running", "Requests in flight at the server", lambda one: one.figures["running"]),
+    ("sessions", "Replies of devices that the server verifies", lambda one: one.figures["sessions"]),
 )
 _OF_SERVERS = {
     "answers": "Requests that the server has answered",
