@@ -20,7 +20,7 @@ from edgellm.engine.model import load_tokenizer
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import READ_TIMEOUT_SECONDS, TOKENIZER, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts, shared_networks
-from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
+from edgellm.rpc.discovery.peer_probe import probe_address, probe_peers
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import parse_message
@@ -96,48 +96,37 @@ def choose_verifier(
     NotPaired: one of the names or IDs in `named` is no paired device's; VerifierUnreachable: none of them can be used;
     says why each cannot."""
     trust.require_peers()
-    results: list[ProbeResult] = []
-    unsuitable: list[str] = []
-    peers: list[Peer] = [] if named else trust.peers.all()
-    wanted: dict[DeviceID, str] = {}
+    peers: list[tuple[Peer, str]] = [] if named else [(peer, "") for peer in trust.peers.all()]
+    asked: list[tuple[str, str, PeerInfo | errors.EdgeError | None]] = []  # name, wanted model, and answer of each
     for name, _, model in (one.partition("#") for one in named):
         if (address := _address(name)) is None:
-            peers.append(trust.peers.find(name))
-            wanted[peers[-1].id] = model
+            peers.append((trust.peers.find(name), model))
             continue
         try:
             info = probe_address(trust, address)
+            asked.append((info.peer.name, model, info))
         except errors.EdgeError as error:
             if len(named) == 1:
                 raise
-            unsuitable.append(f"{name} cannot be reached ({error.what.rstrip('.')})")
-        else:
-            results.append(ProbeResult(info.peer, info, None))
-            wanted[info.peer.id] = model
-    asleep = [one for peer in peers if wakes and (one := _sleeper(peer, vocabulary, wanted.get(peer.id, ""), wakes))]
-    if peers:
-        near = chosen_hosts() if hosts is None else hosts
-        # A sleeper is looked for while the draft model writes.
-        results += probe_peers(trust, peers, () if asleep else near)
-    suitable: list[_Candidate] = []
-    for result in results:
-        candidates, why_not = _classify(result, vocabulary, fits, wanted.get(result.peer.id, ""))
-        suitable += candidates
-        if not candidates:
-            unsuitable.append(f"{result.peer.name} {why_not}")
-    on = {
-        result.peer.id for result in results
-        if not isinstance(result.error, errors.VerifierUnreachable) or isinstance(result.error, NothingListens)
-    }  # fmt: skip
-    if not suitable and (woken := [one for one in asleep if one.device not in on]):
-        return woken[0]
+            asked.append((name, model, error))
+    asleep = [one for peer, model in peers if wakes and (one := _sleeper(peer, vocabulary, model, wakes))]
+    near = () if asleep else chosen_hosts() if hosts is None else hosts  # A sleeper is looked for meanwhile.
+    answers = probe_peers(trust, [peer for peer, _ in peers], near) if peers else []
+    asked += [(one.peer.name, model, one.info or one.error) for (_, model), one in zip(peers, answers, strict=True)]
+    found = [one for name, model, answer in asked for one in _candidates(name, model, answer, vocabulary, fits)]
+    suitable = sorted((one for one in found if isinstance(one, _Candidate)), key=lambda one: one.order)
+    unsuitable = [why for why in found if isinstance(why, str)]
+    silent = (one for one in answers if isinstance(one.error, errors.VerifierUnreachable))
+    off = {one.peer.id for one in silent if not isinstance(one.error, NothingListens)}
+    if not suitable and (woken := next((one for one in asleep if one.device in off), None)):
+        return woken
     if not suitable:
         raise errors.VerifierUnreachable(
             f"No paired device can verify: {'; '.join(unsuitable)}.",
             "Start one there with `edgellm serve --role verifier --host ITS-ADDRESS`, wake the device up with `edgellm"
             " peers wake`, or run `edgellm doctor`.",
         )
-    chosen, *others = sorted(suitable, key=lambda one: one.order)
+    chosen, *others = suitable
     best = chosen.info
     rest = "; ".join([*(f"{other.info.peer.name}: {other}" for other in others), *unsuitable])
     reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {chosen}."
@@ -159,30 +148,27 @@ def _sleeper(peer: Peer, vocabulary: str, wanted: str, least: TokenizerFit) -> C
     return Chosen(address, peer.id, f"{reason} Until then the draft model writes alone.", asleep=True)
 
 
-def _classify(
-    result: ProbeResult, vocabulary: str, fits: Callable[[ModelAddress, DeviceID], TokenizerFit], wanted: str
-) -> tuple[Sequence[_Candidate], str]:
-    """Return the device's models that can verify, or the reason why there is none; only the `wanted` model if one is
+def _candidates(
+    name: str, wanted: str, answer: PeerInfo | errors.EdgeError | None, vocabulary: str,
+    fits: Callable[[ModelAddress, DeviceID], TokenizerFit],
+) -> Sequence[_Candidate | str]:  # fmt: skip
+    """Return the models of a device that can verify, or the reason why there is none; only the `wanted` model if one is
     named."""
-    if (info := result.info) is None:
-        reason = result.error.what if result.error is not None else "does not answer"
-        return (), f"cannot be reached ({reason.rstrip('.')})"
-    if Right.VERIFY not in info.rights:
-        return (), "has not granted this device the right to verify (there: edgellm peers grant NAME verify)"
-    offers = [offer for offer in info.offers if wanted in ("", offer.model)]
-    if not info.offers:
-        return (), "serves no verifier"
+    if not isinstance(answer, PeerInfo):
+        reason = answer.what if answer is not None else "does not answer"
+        return [f"{name} cannot be reached ({reason.rstrip('.')})"]
+    if Right.VERIFY not in answer.rights:
+        return [f"{name} has not granted this device the right to verify (there: edgellm peers grant NAME verify)"]
+    if not answer.offers:
+        return [f"{name} serves no verifier"]
+    offers = [offer for offer in answer.offers if wanted in ("", offer.model)]
     if not offers:
-        return (), f"serves {_names(info.offers)}, but not {wanted}"
-    found = [
-        _Candidate(info, offer, TokenizerFit.SAME if offer.vocabulary.hex() == vocabulary else TokenizerFit.NONE)
-        for offer in offers
-    ]
-    if all(one.fit is TokenizerFit.NONE for one in found):
-        found = [replace(one, fit=fits(one.address, info.peer.id)) for one in found]
-    if found := [one for one in found if one.fit is not TokenizerFit.NONE]:
-        return found, ""
-    return (), f"serves {_names(offers)}, which has a different tokenizer, and does not send it"
+        return [f"{name} serves {_names(answer.offers)}, but not {wanted}"]
+    found = [_Candidate(answer, one, TokenizerFit.SAME) for one in offers if one.vocabulary.hex() == vocabulary]
+    if not found:
+        others = [_Candidate(answer, one, TokenizerFit.NONE) for one in offers]
+        found = [replace(one, fit=fit) for one in others if (fit := fits(one.address, answer.peer.id))]
+    return found or [f"{name} serves {_names(offers)}, which has a different tokenizer, and does not send it"]
 
 
 def _names(offers: Sequence[Offer]) -> str:
