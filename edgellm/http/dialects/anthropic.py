@@ -15,7 +15,7 @@ from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.fields import MAX_TOKENS, ReplyRequest, RequestModel, Schema, Types
-from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts, ReplyFormat
+from edgellm.http.schemas.requests import MEDIA, ChatRequest, ContentPart, FunctionSchema, Parts, ReplyFormat
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel
@@ -65,12 +65,9 @@ class AnthropicTurn(RequestModel):
             yield {"role": self.role, "content": ContentPart.sent_on(said)}
 
 
-class AnthropicTool(RequestModel):
+class AnthropicTool(FunctionSchema):
     type: Literal["custom"] = Field("custom", description="Tools that a server runs are not there.")
-    name: str = Field(pattern=TOOL_NAME)
-    description: str = ""
-    input_schema: Schema = Field({}, description="The JSON schema of the arguments.")
-    _accepted = ("strict",)  # arguments are not forced to fit the schema
+    parameters: Schema = Field({}, alias="input_schema", description="The JSON schema of the arguments.")
 
 
 class AnthropicToolChoice(RequestModel):
@@ -119,10 +116,7 @@ class AnthropicPrompt(ReplyRequest):
             model=self.model,
             require_verified=self.require_verified,
             messages=[*([{"role": "system", "content": system}] if system else []), *turns],
-            tools=[
-                {"function": {"name": one.name, "description": one.description, "parameters": one.input_schema}}
-                for one in self.tools
-            ],
+            tools=[{"function": one.model_dump(include={"name", "description", "parameters"})} for one in self.tools],
             tool_choice=None if choice is None else choice.choice(),
             parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
             think=None if self.thinking is None else self.thinking.think(),
