@@ -63,7 +63,7 @@ class VerifierEngine:
         """Add a request, which gets its answer unless the session is dropped first."""
         self.returning.discard(job.session)
         self._queue[job.session] = job
-        self._scheduler.on_request(job)
+        self._scheduler.record_request(job.device)
         if self._slots.slot(job.session) is not None:
             self._claim(job)  # An older request must not get its slot.
 

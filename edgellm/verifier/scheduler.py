@@ -156,11 +156,12 @@ class DeviceTurns:
         self._served |= dict.fromkeys(devices, self._batches)
 
 
-class Scheduler:
+class Scheduler(DeviceTurns):
     """Algorithm 1 for a single active device, turns between several. The engine's thread calls its methods."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
-        self.limits, self._turns = limits, DeviceTurns()
+        super().__init__()
+        self.limits = limits
         self._seconds, self._answers = 0.1, 1.0  # decaying sums over the last passes, and a first guess
 
     def use_curve(self, curve: CostCurve) -> None:
@@ -169,17 +170,13 @@ class Scheduler:
 
     def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> list[Slice]:
         """Return the next batch over `ready`."""
-        turns = self._turns.several_devices()
-        requests = self._turns.order(ready) if turns else list(ready)
+        turns = self.several_devices()
+        requests = self.order(ready) if turns else list(ready)
         return next_batch(requests, self.limits, prefills, single_session=single_session, turns=turns)
-
-    def on_request(self, job: Job) -> None:
-        """Observe a new request."""
-        self._turns.record_request(job.device)
 
     def on_batch(self, batch: Sequence[Slice], seconds: float, answered: int) -> None:
         """Observe a batch, with its `seconds` and the number of requests that it `answered`."""
-        self._turns.record_batch({piece.request.device for piece in batch})
+        self.record_batch({piece.request.device for piece in batch})
         self._seconds = DECAY * self._seconds + seconds
         self._answers = DECAY * self._answers + answered
 
