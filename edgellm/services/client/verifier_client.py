@@ -18,7 +18,7 @@ from edgellm import errors
 from edgellm.engine import Vocabulary, common_prefix
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
-from edgellm.rpc.discovery.interfaces import listening, own_hosts, send_magic_packets
+from edgellm.rpc.discovery.interfaces import listening, send_magic_packets
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, announced_addresses
 from edgellm.rpc.link import ServiceLink, Timing
 from edgellm.rpc.protos import edgellm_pb2 as pb
@@ -280,15 +280,10 @@ class RemoteVerifier(Verifier):
             self._hurry.clear()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but only half a second where a reply wants the verifier, or this machine has come into another
-        network."""
-        before = own_hosts()
+        """Wait, but only half a second where a reply wants the verifier."""
         await asyncio.sleep(_RECONNECT_SECONDS)
-        seconds -= _RECONNECT_SECONDS
-        while seconds > 0.0 and not self._hurry.is_set() and own_hosts() == before:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), min(1.0, seconds))
-            seconds -= 1.0
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), seconds - _RECONNECT_SECONDS)
 
     async def _try(self, address: Address) -> None:
         """Connect to the verifier where it is at this address."""
