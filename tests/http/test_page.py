@@ -364,6 +364,7 @@ def test_conversations_stay_in_the_store_of_the_command_line(page: Page, store: 
         page.locator(".edit").get_by_role("button", name="Send").click()
         expect(page.locator(".words").nth(1)).to_have_text("Reply 3")
         assert [turn.content for turn in pair.asked[-1]] == ["Be brief.", "First?", "Reply 1", "Third?"]
+        until(lambda: store.latest().turns[-1] == ("assistant", "Reply 3"))
         page.get_by_role("button", name="Earlier version").click()
         expect(page.locator(".words").nth(1)).to_have_text("Reply 2")
         until(lambda: store.latest().turns[-1] == ("assistant", "Reply 2"))
