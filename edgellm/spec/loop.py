@@ -64,6 +64,7 @@ class Verification:
 
     busy_limit = 300.0  # seconds that a reply without a draft model waits for a verdict
     _retry_seconds = 10.0  # seconds that a verifier which was too slow counts as busy
+    _max_slow = 3  # late verdicts in a row before giving up without a draft model
 
     def __init__(
         self, state: GenerationState, session: Session | None, *, alone: bool = False, announce: bool = False
@@ -72,6 +73,7 @@ class Verification:
         `announce`: the verifier starts to read the prompt at once, in parallel with the device."""
         self._state, self._session, self._alone = state, session, alone
         self._error: VerifierUnavailable | None = None  # why the verifier is away or busy
+        self._slow_verdicts = 0  # consecutive verdicts that were too late
         self._waited = 0.0  # seconds for a busy verifier since the last verdict, counted, as clocks run on in sleep
         self._notices: list[Notice] = []
         self._prefill: Future[Verdict] | None = None
@@ -116,19 +118,20 @@ class Verification:
             verdict = replace(verdict, bytes_up=up, bytes_down=down, cached=before.cached)
         if self._error is not None:  # Only now: one that can be reached may refuse.
             self._notify(FREE if isinstance(self._error, VerifierBusy) else BACK)
-        self._error, self._waited = None, 0.0
+        self._error, self._slow_verdicts, self._waited = None, 0, 0.0
         return verdict
 
     def _handle(self, error: VerifierBusy | VerifierLost) -> None:
         """Note that the verifier is unavailable. A slow one is asked again later if nothing else can write."""
-        known = isinstance(self._error, VerifierLost)
-        if isinstance(error, VerifierSlow) and self._alone:
-            error = VerifierBusy(error.what, error.next_step, self._retry_seconds)
-        self._error = error
+        known, self._error = isinstance(self._error, VerifierLost), error
         if isinstance(error, VerifierBusy):
             continuation = "The reply waits for it" if self._alone else "The draft model continues alone, unverified"
             self._notices.append(Notice(f"The verifier is busy for about {error.seconds:.1f} seconds. {continuation}."))
             return
+        if isinstance(error, VerifierSlow):
+            self._slow_verdicts += 1
+            if self._alone and self._slow_verdicts < self._max_slow:
+                self._error = VerifierBusy(error.what, error.next_step, self._retry_seconds)
         if not known:
             self._notify(SLOW if isinstance(error, VerifierSlow) else LOST)
 
@@ -161,7 +164,7 @@ class Verification:
                     return True
             self._error = _gone()
         if self._error is not None:
-            raise self._error if isinstance(self._error, MeshBroken) else _gone()
+            raise self._error if isinstance(self._error, MeshBroken | VerifierSlow) else _gone()
         return False
 
     def close(self) -> None:
