@@ -165,8 +165,9 @@ class VerifierEngine:
         """Give slots to waiting requests: the oldest first, of the device with the fewest slots first."""
         refused: set[str] = set()
         for job in sorted(self._queue.values(), key=lambda job: self._slots.slots_of(job.device)):
-            if job.device not in refused and not self._claim(job):
-                refused.add(job.device)  # The device's other requests get no slot either.
+            if job.device in refused or self._claim(job) or (self._preempt(job.device) and self._claim(job)):
+                continue
+            refused.add(job.device)  # The device's other requests get no slot either.
 
     def _claim(self, job: Job) -> bool:
         """Give a slot to a job, and sync its cache; return False if there is none."""
@@ -184,6 +185,19 @@ class VerifierEngine:
             job.request.computed = job.request.cached = self._runner.sync(job.ids, slot)
         except EdgeError as error:
             self._fail(job, error)
+        return True
+
+    def _preempt(self, device: str) -> bool:
+        """Take a slot for `device` from a running job of the device with the most slots, which continues when it gets
+        one again. Return False if no device has more than its share."""
+        most = max((self._slots.slots_of(job.device) for job in self._running.values()), default=0)
+        if most < self._slots.slots_of(device) + 2:
+            return False
+        job = next(job for job in reversed(self._running.values()) if self._slots.slots_of(job.device) == most)
+        self.drop(job.session)
+        job.slot, job.request.computed = -1, 0
+        self._queue[job.session] = job
+        self.counters.add(preemptions=1)
         return True
 
     def _share_prefix(self, job: Job) -> None:

@@ -22,7 +22,9 @@ RECENT = 30.0
 DELAY, SOLO_DELAY = 0.05, 0.5
 """Seconds that a chunk of a prefill may delay the verdict of another session, and those of a single session's chunk:
 the longest wait of a new session."""
-_BUDGET = 8  # rows of a typical request, a chunk of four or five tokens and the token before it, and a quarter more
+_PER_SEQUENCE = 2  # rows that cost as much as a further sequence in a batch
+_BUDGET = 10  # rows of a typical request, a chunk of four or five tokens and the token before it, and a quarter more
+_TURN_ROWS = 32  # most rows of a request in a batch, if devices take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,12 @@ def next_batch(
     decides between the two. Verifications share a batch only if they have the same number of rows, because llama.cpp
     splits a batch of several streams into equal parts.
     """
-    step = min(limits.solo_chunk, limits.rows) if single_session and not turns else limits.chunk
-    most = max(limits.budget, step)  # drafted rows of a request in turns
+    step = limits.chunk
+    most = max(limits.budget, min(step, _TURN_ROWS))  # rows of a request in turns
+    if turns:
+        step = min(step, most)
+    elif single_session:
+        step = min(limits.solo_chunk, limits.rows)
     prefill = [request for request in requests if request.unseen > step]
     verify = [request for request in requests if request.unseen <= step]
     if turns:
@@ -97,7 +103,7 @@ def next_batch(
         piece = Slice(request, request.unseen + drafted, drafted + 1)
         if batch and piece.tokens != batch[0].tokens:
             continue
-        weight += piece.tokens
+        weight += piece.tokens + _PER_SEQUENCE
         heavy = turns and request.turn and weight > limits.budget
         if batch and (heavy or piece.tokens * (len(batch) + 1) > limits.rows):
             break
@@ -217,7 +223,8 @@ class Job(Judgement):
 class Counters:
     """Counters of an engine, which grow. `shared` batches had several sessions.
 
-    `rows` were computed; `copied` tokens came from another session's cache instead.
+    `rows` were computed; `copied` tokens came from another session's cache instead. `preemptions` are running requests
+    that lost their slot to another device's request.
     """
 
     batches: int = 0
@@ -227,6 +234,7 @@ class Counters:
     copied: int = 0
     verdicts: int = 0
     evictions: int = 0
+    preemptions: int = 0
 
     def add(self, **amounts: int) -> None:
         """Add these amounts to the counters of their names."""

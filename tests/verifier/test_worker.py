@@ -212,6 +212,23 @@ def test_closing_answers_everybody(gate: Gate, exact: Model, prompt: Ids) -> Non
     assert all(isinstance(asker.answer.exception(120), EngineFailed | None) for asker in askers)
 
 
+def test_a_device_without_a_slot_takes_one_from_a_device_that_has_several(
+    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone
+) -> None:
+    gate.allowed.clear()
+    flood, last = (
+        [Asker(worker, session, Tenant("flood")) for session in range(SLOTS)],
+        Asker(worker, 10, Tenant("last")),
+    )
+    for one in flood:
+        one.ask(prompt, extra=60)
+    last.ask(prompt)
+    gate.allowed.set()
+    assert last.tokens() == alone(prompt, 1)
+    assert [one.tokens() for one in flood] == [alone(prompt, 61)] * SLOTS  # each goes on where it was
+    assert worker.counters.preemptions == 1
+
+
 @pytest.mark.parametrize("salt", ["one", "other"])
 def test_prompts_are_shared_within_a_device_only(worker: VerifierWorker, prompt: Ids, alone: Alone, salt: str) -> None:
     long = np.concatenate([prompt] * 5)
