@@ -18,7 +18,8 @@ from edgellm.engine import llama_api, native
 from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.row_padding import MOST_PADDING, PADDINGS, TRIED_ROWS, Padding, agree
-from edgellm.engine.kv.sequences import NO_ID, CachedSequences, PromptCache, SeqRows, split
+from edgellm.engine.kv.saved_prompts import SavedPrompts
+from edgellm.engine.kv.sequences import NO_ID, CachedSequences, SeqRows, split
 from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.model import ContextSpec, Model
 from edgellm.engine.native import Stop
@@ -36,7 +37,7 @@ class Context(CachedSequences):
 
     def __init__(
         self, model: Model, spec: ContextSpec, *, capture: Capture | None = None,
-        prompt_cache: PromptCache | None = None,
+        prompt_cache: SavedPrompts | None = None,
     ) -> None:  # fmt: skip
         """Reserve the cache. The first sequence, or each that has its own buffer, is restored from a `prompt_cache` as
         far as possible when it is synced, and kept there when the context is closed. Raises InvalidOption: as for

@@ -37,6 +37,9 @@ class TextModel:
     def __init__(self, file: ModelFile, owned: native.Owned, renderer: TemplateRenderer | None) -> None:
         """Set up over a native model, loaded from `file`, and the renderer of the file's chat template."""
         self.file = file
+        found = [(str(path.resolve()), path.stat()) for path in file.paths]
+        self.loaded_from = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in found]
+        """The files as they were loaded: their paths, sizes in bytes, and times of change."""
         self._owned: native.Owned | None = owned
         self._vocab = lib.llama_model_get_vocab(owned.pointer)
         self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any, Protocol, Self, TypeVar
 
 from edgellm.engine import Capture, Context, ContextSpec, Model
-from edgellm.engine.kv.sequences import PromptCache
+from edgellm.engine.kv.saved_prompts import SavedPrompts
 from edgellm.engine.memory_fit import Placed, place_model, positions
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption
@@ -34,7 +34,6 @@ from edgellm.spec.protocols import Drafter, Elsewhere, Verifier
 from edgellm.spec.sampling import ModelSampling, sampling_of
 from edgellm.storage import History
 from edgellm.storage.model_files import resolve_pair
-from edgellm.storage.saved_prompts import SavedPrompts
 from edgellm.verifier.in_process import LocalVerifier
 
 
@@ -53,7 +52,7 @@ class Drafters:
     """The drafters of one model, one per running reply. Idle drafters are kept only of the last kind."""
 
     def __init__(
-        self, model: Model, spec: ContextSpec, fingerprint: Callable[[], str], fit: PairFit, prompts: PromptCache | None
+        self, model: Model, spec: ContextSpec, fingerprint: Callable[[], str], fit: PairFit, prompts: SavedPrompts
     ) -> None:
         """Open drafters of `model` with contexts like `spec`. `fingerprint` returns that of its file, which names the
         parts for early exits. `fit` compares its vocabulary with the verifier's. `prompts` as for `Context`."""
@@ -242,8 +241,8 @@ class PairEngine:
             if verifier is not None:
                 model_hash = self.elsewhere.model_hash if self.elsewhere else idle.file_hash(text.path)
                 self.knowledge = PairStats(draft_hash, model_hash, config.profile, history=config.history)
-            spec, prompts = ContextSpec(lengths[-1], threads=config.threads), self.prompts.of(draft.path)
-            self.drafters = self.own(Drafters(draft, spec, draft_hash.compute, self.fit, prompts))
+            spec = ContextSpec(lengths[-1], threads=config.threads)
+            self.drafters = self.own(Drafters(draft, spec, draft_hash.compute, self.fit, self.prompts))
         if not lengths:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
         self.context = min(lengths)
@@ -259,16 +258,16 @@ class PairEngine:
 
     def _verifier_of(self, model: Model, n_ctx: int) -> Verifier:
         """Return a verifier over `model`; of several replies at once, it computes batches."""
-        replies, prompts = self.placement.replies, self.prompts.of(model.path)
+        replies = self.placement.replies
         spec = ContextSpec(
             n_ctx, replies, threads=self.config.threads, unified=replies == 1, rolls_back=True,
             speculates=True, reproducible=model.hardware.reproducible,
         )  # fmt: skip
         if replies == 1:
-            return LocalVerifier(model, spec, prompts)
+            return LocalVerifier(model, spec, self.prompts)
         from edgellm.verifier.worker import BatchedVerifier
 
-        return BatchedVerifier(model, spec, prompts)
+        return BatchedVerifier(model, spec, self.prompts)
 
     @property
     def batches(self) -> bool:

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from edgellm.engine.kv.saved_prompts import prompt_files, removed
 from edgellm.errors import ModelNotFound, ProfileUnusable
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.profile import Profile
@@ -22,7 +23,6 @@ from edgellm.storage import ALIASES, History
 from edgellm.storage.chat_log import expired, oldest
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.model_files import bundled
-from edgellm.storage.saved_prompts import prompt_files, removed
 from edgellm.system import cache_dir, data_dir, state_dir
 
 LOGS_MOST = 20

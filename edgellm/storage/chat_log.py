@@ -175,7 +175,7 @@ class History:
 
     def remove(self, conversation: Conversation) -> None:
         """Remove a conversation, if it is there, and all kept prompts, which may have its words."""
-        from edgellm.storage.saved_prompts import remove_prompts  # the module imports the engine, which is slow
+        from edgellm.engine.kv.saved_prompts import remove_prompts  # the module imports the engine, which is slow
 
         remove_prompts()
         with system_errors(HistoryUnusable, self.path, "removed"):

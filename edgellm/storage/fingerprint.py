@@ -1,7 +1,6 @@
 """The identity of a model, independent of its files' names: from the SHA-256 of their bytes, computed once per file."""
 
 import hashlib
-import json
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -38,12 +37,6 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hex, computed anew."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def stamp(path: Path) -> str:
-    """Return names, sizes and times of change of a model's files, which identify the model without reading them."""
-    real = [one.resolve() for one in _files(path)]
-    return json.dumps([[str(one), *_stamp(one)] for one in real])
 
 
 class FileHash:

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.gguf.memory import PREDICTED_ROWS
-from edgellm.engine.kv.sequences import PromptCache
+from edgellm.engine.kv.saved_prompts import SavedPrompts
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, settled
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Expected, Ids, Verdict
@@ -28,7 +28,7 @@ class LocalVerifier(Verifier):
     """A verifier in this process, whose sessions have a context each. The context of an ended one keeps its cache for
     the next one."""
 
-    def __init__(self, model: Model, spec: ContextSpec, prompt_cache: PromptCache | None = None) -> None:
+    def __init__(self, model: Model, spec: ContextSpec, prompt_cache: SavedPrompts | None = None) -> None:
         """Open contexts over `model` by `spec`; `prompt_cache` as for `Context`."""
         self.model, self._spec, self._prompt_cache = model, spec, prompt_cache
         self._idle: list[Context] = []

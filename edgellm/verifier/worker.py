@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
 from edgellm.engine import Context, ContextSpec, Model
-from edgellm.engine.kv.sequences import PromptCache
+from edgellm.engine.kv.saved_prompts import SavedPrompts
 from edgellm.engine.native import release_threads
 from edgellm.errors import EngineFailed
 from edgellm.spec.drafting.cost_curve import CostCurve
@@ -89,7 +89,7 @@ class VerifierWorker(VerifierBackend):
     @classmethod
     def over(
         cls, model: Model, spec: ContextSpec, limits: SchedulerLimits | None = None,
-        prompt_cache: PromptCache | None = None,
+        prompt_cache: SavedPrompts | None = None,
     ) -> Self:  # fmt: skip
         """Return the worker over `model` with a context by `spec`, whose speculator drafts extra tokens."""
         runner, drafts = Context(model, spec, prompt_cache=prompt_cache), None
@@ -261,7 +261,7 @@ class BatchedVerifier(ColocatedVerifier):
     """A verifier in this process with a context for all of its sessions, whose requests share batches. A session that
     is alone computes in its own thread, except for its prompt."""
 
-    def __init__(self, model: Model, spec: ContextSpec, prompt_cache: PromptCache | None = None) -> None:
+    def __init__(self, model: Model, spec: ContextSpec, prompt_cache: SavedPrompts | None = None) -> None:
         """Open a context over `model` by `spec`, for as many sessions as it has sequences."""
         limits = SchedulerLimits(chunk=_PROMPT)
         self._worker = VerifierWorker.over(model, spec, limits, prompt_cache)

@@ -6,10 +6,10 @@ from shutil import rmtree
 
 import pytest
 
+from edgellm.engine.kv.saved_prompts import prompts_folder
 from edgellm.llm.pair_stats import kept_bytes
 from edgellm.storage import History
 from edgellm.storage.model_files import HOME, SMOLLM2
-from edgellm.storage.saved_prompts import prompts_folder
 from tests.cli.conftest import Done, Edge
 from tests.storage.chats import keep
 from tests.storage.wheels import packages, real_pair

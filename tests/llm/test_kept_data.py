@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.engine.kv.saved_prompts import prompts_folder
 from edgellm.errors import HistoryUnusable
 from edgellm.llm import LLM, profile_path
 from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_profile, kept, tidy
@@ -16,7 +17,6 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.state import write_state
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, set_max_age
-from edgellm.storage.saved_prompts import prompts_folder
 from edgellm.system import cache_dir, data_dir, state_dir
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -1,16 +1,17 @@
 """The sequences of a context: their ids, their keys and values in a cache, and those that are kept on disk."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.kv.kv_cache import KVCache
+from edgellm.engine.kv.saved_prompts import LEAST, SavedPrompts
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
 
@@ -100,27 +101,6 @@ def split(rows: Sequence[SeqRows], most: int, borders: Sequence[int] = ()) -> tu
     return heads, rest
 
 
-LEAST = 256
-"""Least tokens that a restored sequence saves reading, and that a kept sequence has beyond those on disk."""
-
-
-class PromptCache(Protocol):
-    """Sequences of one model on disk. A context does without it, so its methods raise nothing. `kind` names all that a
-    sequence's state depends on besides the model."""
-
-    @property
-    def epoch(self) -> int:
-        """Return a number that changes when the user revokes what contexts hold."""
-
-    def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
-        """Return the file of the sequence with the longest common prefix with `ids` (n,), if longer than `known`, of
-        contexts of this `kind`. `whole`: it cannot be cut, so all of it must be a prefix of `ids`."""
-
-    def keep(self, kind: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
-        """Keep a sequence of `ids` (n,) and `size` bytes, unless a kept sequence saves nearly as much reading; replace
-        sequences that it makes needless. `write` writes it to an existing file, and returns whether it could."""
-
-
 class CachedSequences(ABC):
     """Sequences whose keys and values are in the cache of a native context: rolled back, copied, branched, kept on
     disk. Positions that a recurrent state or a sliding window has lost are read again before the next decode."""
@@ -129,7 +109,7 @@ class CachedSequences(ABC):
     """The speculator that drafts from the states of these sequences."""
 
     def __init__(
-        self, model: "Model", spec: "NativeSpec", context: "NativeContext", prompts: PromptCache | None
+        self, model: "Model", spec: "NativeSpec", context: "NativeContext", prompts: SavedPrompts | None
     ) -> None:
         """Manage the cache of `context`. Raises ModelUnsupported: the model keeps none."""
         self.model, self.spec, self.native = model, spec, context
@@ -165,10 +145,11 @@ class CachedSequences(ABC):
         return self._cache.recurrent
 
     def _kind(self) -> str:
-        """Return a name for all that a sequence's state depends on besides the model."""
-        spec = self.spec
-        by_length = any("rope_factors_long" in tensor.name for tensor in self.model.header.tensors)
-        return f"{native.commit()} {spec.cache_type} {spec.flash} {spec.n_ctx if by_length else ''}"
+        """Return a name for all that a sequence's state depends on."""
+        spec, model = self.spec, self.model
+        by_length = any("rope_factors_long" in tensor.name for tensor in model.header.tensors)
+        context = f"{native.commit()} {spec.cache_type} {spec.flash} {spec.n_ctx if by_length else ''}"
+        return f"{model.loaded_from}\n{context}"
 
     def cached(self, seq: int = 0) -> Ids:
         """Return the ids in a sequence's cache, shape (length,), as a read-only view until the sequence changes."""
@@ -294,7 +275,7 @@ class CachedSequences(ABC):
             return range(0)
         return range(1 if self.spec.unified else self.n_seq)
 
-    def _restored(self, cache: PromptCache, ids: Ids, common: int, seq: int) -> int:
+    def _restored(self, cache: SavedPrompts, ids: Ids, common: int, seq: int) -> int:
         """Restore a kept sequence that shares more of `ids` (n,) than the `common` first ids, if that saves reading;
         return how many ids are common then."""
         self._epochs[seq] = cache.epoch  # the new contents belong to this epoch
@@ -306,7 +287,7 @@ class CachedSequences(ABC):
         self.load(found, seq)
         return self._sequences.common(seq, ids)
 
-    def _keep(self, cache: PromptCache, seq: int) -> None:
+    def _keep(self, cache: SavedPrompts, seq: int) -> None:
         """Keep a sequence on disk if that may save reading."""
         lengths = self._sequences.lengths
         lengths[seq] = self._cache.settle(seq, self._lost.pop(seq, lengths[seq]))

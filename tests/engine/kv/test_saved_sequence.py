@@ -1,6 +1,8 @@
 """A sequence that was saved goes on in another context as if that had read it, whatever keeps the past."""
 
+import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,19 +11,21 @@ import pytest
 
 from edgellm.engine import Context, ContextSpec, Ids, Model
 from edgellm.engine.kv import sequences
+from edgellm.engine.kv.saved_prompts import SavedPrompts
 from tests.conftest import Architectures
 from tests.engine.kv.test_kv_cache import KINDS, N_CTX, NEAR, ROWS, ids, off
 
 
-def opened(model: Model, cache: sequences.PromptCache | None = None) -> Context:
+def opened(model: Model, cache: SavedPrompts | None = None) -> Context:
     return Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1, rolls_back=True), prompt_cache=cache)
 
 
-class OneFile:
+class OneFile(SavedPrompts):
     """A prompt cache of one sequence, which counts what it is asked."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.epoch, self.kept, self.kinds = path, 0, list[Ids](), list[str]()
+        super().__init__(10**9)
+        self.path, self.kept, self.kinds = path, list[Ids](), list[str]()
         self.asked: list[tuple[int, bool]] = []
 
     def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
@@ -62,6 +66,21 @@ def test_it_goes_on_in_another_context(architectures: Architectures, name: str, 
             assert off(model, context, context.decode(ids(rng, 5))) < NEAR
             longer = np.concatenate((text[:100], ids(rng, 9)))
             assert off(model, context, context.decode(longer[context.sync(longer) :])) < NEAR
+
+
+def test_a_changed_file_of_a_model_is_another_model(
+    architectures: Architectures, cache: OneFile, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copyfile(architectures("qwen3"), path)
+    for time in (1, 2):
+        os.utime(path, (time, time))
+        with Model.load(path, faults=()) as model, opened(model, cache) as context:
+            os.utime(path)  # what is loaded stays what it was
+            context.decode(ids(random.Random(0), 100))
+    first, second = cache.kinds
+    assert first != second
+    assert first.replace("1000000000", "2000000000") == second
 
 
 def test_one_of_another_kind_of_context_is_refused(architectures: Architectures, tmp_path: Path) -> None:

@@ -13,19 +13,17 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from edgellm import system
-from edgellm.engine import Ids, common_prefix
-from edgellm.engine.kv.sequences import LEAST
-from edgellm.errors import EdgeError
+from edgellm.engine.vocabulary import Ids, common_prefix
 from edgellm.state import keep_recent, private_folder
-from edgellm.storage.fingerprint import stamp
 from edgellm.system import NO_LINKS
 
+LEAST = 256
+"""Least tokens that a restored sequence saves reading, and that a kept sequence has beyond those on disk."""
 SAVED, UNFINISHED = ".kv", ".new"
 """Endings of names."""
 _HEADING = struct.Struct("<III")  # magic, version, number of tokens
@@ -34,42 +32,25 @@ _log = logging.getLogger(__name__)
 
 
 class SavedPrompts:
-    """The kept prompts of one pair's models, `limit` bytes for all models; `epoch` counts the calls of `forget`."""
+    """The kept prompts of all models, in at most `limit` bytes. A context does without them, so its calls raise
+    nothing. `kind` names all that a sequence's state depends on, the model's files and the kind of context. `epoch`
+    counts the calls of `forget`."""
 
     def __init__(self, limit: int, allowed: Callable[[], bool] = lambda: True) -> None:
-        """Keep and use nothing where `allowed` returns False."""
+        """Keep and use nothing where `limit` is 0, or `allowed` returns False."""
         self.limit, self.allowed, self.epoch = limit, allowed, 0
-
-    def of(self, model: Path) -> "ModelPrompts | None":
-        """Return the prompts of the model at `model`, its file or first part; None where nothing is to be kept."""
-        if not self.limit:
-            return None
-        try:
-            return ModelPrompts(self, stamp(model))
-        except (OSError, EdgeError):
-            return None
 
     def forget(self) -> None:
         """Remove all kept prompts, and do not keep the models' current ones: the user took something back."""
         self.epoch += 1
         remove_prompts()
 
-
-@dataclass(frozen=True, slots=True)
-class ModelPrompts:
-    """The prompts of one model, as a `PromptCache`."""
-
-    _prompts: SavedPrompts
-    _model: str
-
-    @property
-    def epoch(self) -> int:
-        return self._prompts.epoch
-
     def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
-        if not self._prompts.allowed():
+        """Return the file of the sequence with the longest common prefix with `ids` (n,), if longer than `known`, of
+        contexts of this `kind`. `whole`: it cannot be cut, so all of it must be a prefix of `ids`."""
+        if not (self.limit and self.allowed()):
             return None
-        found = [(common_prefix(tokens, ids), path, len(tokens)) for path, tokens in _sequences(self._key(kind))]
+        found = [(common_prefix(tokens, ids), path, len(tokens)) for path, tokens in _sequences(_key(kind))]
         for common, path, length in sorted(found, reverse=True):
             if common <= known or (whole and common < length):
                 continue
@@ -83,14 +64,16 @@ class ModelPrompts:
         return None
 
     def keep(self, kind: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
-        if not self._prompts.allowed():
+        """Keep a sequence of `ids` (n,) and `size` bytes, unless a kept sequence saves nearly as much reading; replace
+        sequences that it makes needless. `write` writes it to an existing file, and returns whether it could."""
+        if not (self.limit and self.allowed()):
             return
-        key, limit = self._key(kind), self._prompts.limit
+        key = _key(kind)
         known = [(path, len(tokens), common_prefix(tokens, ids)) for path, tokens in _sequences(key)]
         if any(len(ids) - common < LEAST and (not whole or common == length) for _, length, common in known):
             return
         try:
-            if not _write(key, size, limit, write):
+            if not _write(key, size, self.limit, write):
                 return
         except OSError as error:
             _log.info("what was read is not kept: %s", error)
@@ -99,10 +82,11 @@ class ModelPrompts:
         for other, length, common in known:
             if length - common <= most:  # the new file replaces the old one
                 removed(other)
-        keep_recent(prompt_files(), limit)  # also what a crash has left
+        keep_recent(prompt_files(), self.limit)  # also what a crash has left
 
-    def _key(self, kind: str) -> str:
-        return hashlib.sha256(f"{self._model}\n{kind}".encode()).hexdigest()[:32]
+
+def _key(kind: str) -> str:
+    return hashlib.sha256(kind.encode()).hexdigest()[:32]
 
 
 def _write(key: str, size: int, limit: int, write: Callable[[Path], bool]) -> bool:

@@ -8,27 +8,13 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Ids
-from edgellm.engine.kv.sequences import LEAST
-from edgellm.storage.saved_prompts import ModelPrompts, SavedPrompts, prompts_folder
+from edgellm.engine.kv.saved_prompts import LEAST, SavedPrompts, prompts_folder
 from edgellm.system import HAS_MODES
 
 pytestmark = pytest.mark.usefixtures("home")
 
 SIZE = 5_000
 """Bytes of a state, without its ids."""
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"weights")
-    return path
-
-
-def of(prompts: SavedPrompts, model: Path) -> ModelPrompts:
-    found = prompts.of(model)
-    assert found is not None
-    return found
 
 
 def text(n: int, last: int = 7) -> Ids:
@@ -46,7 +32,7 @@ def writing(ids: Ids, state: bytes = b"s") -> Callable[[Path], bool]:
     return write
 
 
-def keep(prompts: ModelPrompts, ids: Ids, kind: str = "k", *, whole: bool = False) -> None:
+def keep(prompts: SavedPrompts, ids: Ids, kind: str = "k", *, whole: bool = False) -> None:
     prompts.keep(kind, ids, SIZE, writing(ids), whole=whole)
 
 
@@ -54,8 +40,8 @@ def files() -> list[Path]:
     return sorted(prompts_folder().iterdir()) if prompts_folder().exists() else []
 
 
-def test_the_longest_beginning_is_found(model: Path) -> None:
-    prompts = of(SavedPrompts(10**6), model)
+def test_the_longest_beginning_is_found() -> None:
+    prompts = SavedPrompts(10**6)
     short, long = np.append(text(300), text(300)), text(1_200, 2)
     keep(prompts, short)
     keep(prompts, long)
@@ -74,8 +60,8 @@ def test_the_longest_beginning_is_found(model: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:9], lambda data: data[:700] + b"x"])
-def test_a_damaged_file_is_not_used_and_removed(model: Path, change: Callable[[bytes], bytes]) -> None:
-    prompts = of(SavedPrompts(10**6), model)
+def test_a_damaged_file_is_not_used_and_removed(change: Callable[[bytes], bytes]) -> None:
+    prompts = SavedPrompts(10**6)
     keep(prompts, text(300))
     (path,) = files()
     path.write_bytes(change(path.read_bytes()))
@@ -83,8 +69,8 @@ def test_a_damaged_file_is_not_used_and_removed(model: Path, change: Callable[[b
     assert files() == []
 
 
-def test_one_stands_for_another_that_is_nearly_the_same(model: Path) -> None:
-    prompts = of(SavedPrompts(10**6), model)
+def test_one_stands_for_another_that_is_nearly_the_same() -> None:
+    prompts = SavedPrompts(10**6)
     keep(prompts, text(600))
     keep(prompts, text(598 + LEAST, 1))
     assert len(files()) == 1  # too little is new
@@ -98,8 +84,8 @@ def test_one_stands_for_another_that_is_nearly_the_same(model: Path) -> None:
     assert prompts.find("k", text(600 + LEAST, 1), 599 + LEAST, whole=True) is not None
 
 
-def test_of_those_that_cannot_be_cut_only_a_beginning_does(model: Path) -> None:
-    prompts = of(SavedPrompts(10**6), model)
+def test_of_those_that_cannot_be_cut_only_a_beginning_does() -> None:
+    prompts = SavedPrompts(10**6)
     keep(prompts, text(600, 1), whole=True)
     keep(prompts, np.append(text(600, 1), text(LEAST - 1)), whole=True)
     assert len(files()) == 1  # too little is new
@@ -110,9 +96,8 @@ def test_of_those_that_cannot_be_cut_only_a_beginning_does(model: Path) -> None:
     assert len(files()) == 2  # in the place of both beginnings
 
 
-def test_the_limit_holds_and_what_was_not_used_goes_first(model: Path) -> None:
-    saved = SavedPrompts(3 * (SIZE + 12 + 4 * 400))
-    prompts = of(saved, model)
+def test_the_limit_holds_and_what_was_not_used_goes_first() -> None:
+    prompts = SavedPrompts(3 * (SIZE + 12 + 4 * 400))
     for number in range(3):
         keep(prompts, np.full(400, number, dtype=np.int32))
         for path in files():
@@ -126,8 +111,8 @@ def test_the_limit_holds_and_what_was_not_used_goes_first(model: Path) -> None:
     assert len(files()) == 3  # larger than all together may be: nothing is written
 
 
-def test_what_a_crash_left_goes_like_what_was_not_used(model: Path) -> None:
-    prompts = of(SavedPrompts(16_000), model)
+def test_what_a_crash_left_goes_like_what_was_not_used() -> None:
+    prompts = SavedPrompts(16_000)
     keep(prompts, text(300))
     left = prompts_folder() / "a-1.new"
     left.write_bytes(bytes(SIZE))
@@ -137,12 +122,12 @@ def test_what_a_crash_left_goes_like_what_was_not_used(model: Path) -> None:
     assert len(files()) == 2
 
 
-def test_a_failure_leaves_nothing_and_raises_nothing(model: Path) -> None:
+def test_a_failure_leaves_nothing_and_raises_nothing() -> None:
     def full(path: Path) -> bool:
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    prompts = of(SavedPrompts(10**6), model)
+    prompts = SavedPrompts(10**6)
     prompts.keep("k", text(300), SIZE, full, whole=False)
     prompts.keep("k", text(300), SIZE, lambda _: False, whole=False)
     assert files() == []
@@ -152,19 +137,12 @@ def test_a_failure_leaves_nothing_and_raises_nothing(model: Path) -> None:
     assert prompts.find("k", text(300), 0, whole=False) is None
 
 
-def test_a_changed_model_has_none(model: Path) -> None:
-    saved = SavedPrompts(10**6)
-    keep(of(saved, model), text(300))
-    model.write_bytes(b"other weights")
-    assert of(saved, model).find("k", text(300), 0, whole=False) is None
-
-
-def test_where_it_is_not_wanted_nothing_is_kept_or_used(model: Path) -> None:
-    assert SavedPrompts(0).of(model) is None
-    on = of(SavedPrompts(10**6), model)
-    off = of(SavedPrompts(10**6, lambda: False), model)
-    keep(off, text(300))
+def test_where_it_is_not_wanted_nothing_is_kept_or_used() -> None:
+    on, off, none = SavedPrompts(10**6), SavedPrompts(10**6, lambda: False), SavedPrompts(0)
+    for one in (off, none):
+        keep(one, text(300))
     assert files() == []
     keep(on, text(300))
-    assert off.find("k", text(300), 0, whole=False) is None
+    for one in (off, none):
+        assert one.find("k", text(300), 0, whole=False) is None
     assert on.find("k", text(300), 0, whole=False) is not None
