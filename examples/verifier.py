@@ -11,7 +11,7 @@ from edgellm import LLM
 from edgellm.engine import Context, ContextSpec, Ids, Model
 from edgellm.spec.protocols import BlockingSession, GenerationState, Verifier
 from edgellm.spec.types import Chunk, Verdict
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 
 PROMPT = "Where did I leave my mug? It was on the desk, and then Tom took it to the kitchen."
 

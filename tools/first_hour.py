@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit import ROOT
 
 PAGE = ROOT / "docs" / "guide" / "first-hour.md"

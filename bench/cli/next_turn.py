@@ -25,7 +25,7 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.engine import Message
 from edgellm.llm import LLM, compose
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit import ROOT
 
 QUESTIONS = ("What is this about?", "And what else?")

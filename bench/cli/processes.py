@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 
 OURS = """
 import sys; from edgellm.llm import LLM

@@ -31,7 +31,7 @@ from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit import ROOT, environment
 
 NAME = "smollm2:135m"  # under which the script is served

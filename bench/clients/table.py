@@ -30,7 +30,7 @@ from edgellm.http.model_host import ServedEmbedder, ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit.gguf.architectures import write_bert
 
 HERE = Path(__file__).parent

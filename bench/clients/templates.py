@@ -21,7 +21,7 @@ from edgellm.errors import EdgeError
 from edgellm.http.schemas.requests import ChatRequest
 from edgellm.llm.messages import PromptWriter
 from edgellm.spec.params import ReplyOptions
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit.chat_traits import TRAITS
 from testkit.thinking_templates import with_template
 

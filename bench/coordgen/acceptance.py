@@ -24,7 +24,7 @@ from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
 from edgellm.spec.protocols import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Decision, Round
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from edgellm.verifier.in_process import LocalVerifier
 from testkit.gguf.changed import to_f32
 

@@ -36,8 +36,7 @@ from edgellm.llm.cost_curves import measure_curve
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.types import Expected, Ids
-from edgellm.storage import resolve
-from edgellm.storage.model_files import HOME
+from edgellm.storage.model_files import HOME, resolve
 from edgellm.verifier.in_process import report_expected
 from testkit.forced_verifier import ForcedVerifier
 from testkit.gguf import random_model

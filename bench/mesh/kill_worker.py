@@ -40,7 +40,8 @@ from edgellm.spec.loop import generate
 from edgellm.spec.protocols import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Token
-from edgellm.storage import fingerprint, resolve
+from edgellm.storage.fingerprint import fingerprint
+from edgellm.storage.model_files import resolve
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
 from testkit.gguf.changed import to_f32

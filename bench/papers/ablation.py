@@ -29,8 +29,7 @@ from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
-from edgellm.storage import resolve
-from edgellm.storage.model_files import HOME
+from edgellm.storage.model_files import HOME, resolve
 
 PAPERS: Mapping[str, tuple[str, ...]] = {
     "SAM": (), "SAM + calibration": ("calibration",), "SAM + calibration + reuse": ("calibration", "reuse"),

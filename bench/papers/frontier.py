@@ -39,8 +39,7 @@ from bench.synera.stalls import NETWORK, Method, open_pair, timed
 from edgellm.llm import LLM
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import BudgetController
-from edgellm.storage import resolve
-from edgellm.storage.model_files import HOME
+from edgellm.storage.model_files import HOME, resolve
 from testkit.processes.paced_pair import PASS, paced_verifier
 from testkit.questions import Question, by_family, questions
 

@@ -47,8 +47,7 @@ from edgellm.llm.mesh_llm import MeshOptions, open_mesh
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.placement import model_costs
-from edgellm.storage import resolve
-from edgellm.storage.model_files import HOME
+from edgellm.storage.model_files import HOME, resolve
 from models.pairs import PAIRS
 from testkit.network.relay import Network
 from testkit.processes.paced_mesh import Pace, paced, paced_workers

@@ -22,8 +22,7 @@ from bench.papers.claims import FILTERS
 from bench.synera.quality import against, profile_of, remembering
 from edgellm.engine import Model
 from edgellm.llm import LLM
-from edgellm.storage import resolve
-from edgellm.storage.model_files import HOME
+from edgellm.storage.model_files import HOME, resolve
 from testkit.questions import answered, questions, reply_with
 
 BOTH = "synera"

@@ -24,7 +24,7 @@ from edgellm.engine import Message
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 
 GROUPS = Path("/sys/fs/cgroup")
 SPARE = 48 * 2**20  # bytes that the process may come to hold

@@ -28,7 +28,7 @@ from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.ngram.retriever import DraftIndex, PastConversation
 from edgellm.spec.protocols import GenerationLimits, GenerationState
 from edgellm.spec.types import Decision, Round, Verdict
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 
 SOURCES = {"context": ("context",), "context and history": ("context", "history")}
 

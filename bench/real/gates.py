@@ -25,7 +25,7 @@ from edgellm.engine import Context, ContextSpec, Ids, Message, Model
 from edgellm.engine.hardware import Hardware
 from edgellm.llm import LLM
 from edgellm.spec.types import Token
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit.questions import rouge
 
 N_CTX = 2_560

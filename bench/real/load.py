@@ -23,7 +23,7 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.spec_bench import of_each, questions
 from bench.real.speed import N_CTX, llama_server, prebuilt
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit.processes.http_server import serving
 
 

@@ -33,7 +33,7 @@ from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import UNVERIFIED, Token
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 
 CLIENTS = 8
 SAVED = 2**31  # bytes of saved prompts at most

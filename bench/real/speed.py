@@ -34,7 +34,7 @@ from edgellm.engine import Message
 from edgellm.engine.hardware import Hardware
 from edgellm.llm import LLM
 from edgellm.spec.loop import NoDrafter
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit import free_port
 from testkit.network.relay import Network, Relay
 from testkit.processes.verifier import VerifierProcess

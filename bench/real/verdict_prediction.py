@@ -35,7 +35,7 @@ from edgellm.spec.sampling import distribution, top2
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Sampling
 from edgellm.spec.verification import judge
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 
 GAMMA, OTHERS, WAIT, TEMPERATURES = 4, 4, 0.020, (0.0, 0.7)
 BUDGETS, LOWERED, PLACES = (1, 2, 4, 8, 16), (1.0, 0.5, 0.25, 0.0), np.arange(GAMMA + 1)

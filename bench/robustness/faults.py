@@ -36,7 +36,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.protocols import Elsewhere, GenerationState
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Source, Token
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
 from testkit import ROOT

@@ -23,7 +23,7 @@ from bench.harness.results import Figures
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.llm import LLM
 from edgellm.spec.stats import Summary
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit.forced_verifier import ForcedVerifier
 from testkit.questions import questions
 

@@ -28,7 +28,7 @@ from edgellm.spec.gates.rules import BudgetController, choose
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Gate, GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from models.pairs import PAIRS
 from testkit.gguf import random_model
 

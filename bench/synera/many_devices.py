@@ -29,7 +29,7 @@ from edgellm.engine import Model, llama_api
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import lib
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from edgellm.verifier.scheduler import SchedulerLimits
 from testkit.simulated_devices import CACHED, Arrival, Fleet, Script, scripts
 

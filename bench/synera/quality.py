@@ -40,7 +40,8 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import Rule
 from edgellm.spec.gates.synera import above, i_th
 from edgellm.spec.protocols import GenerationState
-from edgellm.storage import fingerprint, resolve
+from edgellm.storage.fingerprint import fingerprint
+from edgellm.storage.model_files import resolve
 from edgellm.verifier.in_process import LocalVerifier
 from models.pairs import PAIRS
 from models.profile import prompts

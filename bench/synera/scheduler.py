@@ -24,7 +24,7 @@ from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.spec.verification import judge
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from edgellm.verifier.scheduler import SchedulerLimits, next_batch
 from testkit.simulated_devices import Arrival, Fleet, kept_before, scripts
 

@@ -33,8 +33,7 @@ from bench.harness.statistics import spread
 from edgellm.llm import LLM
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Token
-from edgellm.storage import resolve
-from edgellm.storage.model_files import HOME
+from edgellm.storage.model_files import HOME, resolve
 from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
 from testkit.questions import MOST, Question, questions

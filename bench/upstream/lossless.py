@@ -30,7 +30,7 @@ from bench.upstream.alone import asked_prompts, reused, steps, writes_alone
 from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.llm import LLM
 from edgellm.spec.types import Ids
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.opening import open_upstream
 from edgellm.upstream.rows import Tier

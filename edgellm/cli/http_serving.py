@@ -25,7 +25,7 @@ from edgellm.http.server import HttpServer
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import chosen_hosts, own_hosts
 from edgellm.rpc.trust.identity import pem_id, web_certificate
-from edgellm.storage import name_of, resolve
+from edgellm.storage.model_files import name_of, resolve
 
 
 @contextmanager

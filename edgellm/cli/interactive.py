@@ -23,11 +23,12 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 
-from edgellm import storage
 from edgellm.cli.views.console import coloured, err, fail, grid, one_line, read_text, say
 from edgellm.cli.views.reply_printer import Display, Heard, print_again, print_legend, print_reply, print_stats
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, size
+from edgellm.storage.catalog import catalog
 from edgellm.storage.chat_log import History
+from edgellm.storage.model_files import list_models
 
 if TYPE_CHECKING:
     from edgellm.cli.chat_session import Chat, ChatPairOpener
@@ -234,7 +235,7 @@ class Conversing:
     def _list_models(self) -> None:
         draft, verifier = self.models or (None, None)
         made = grid({}, {"overflow": "fold"}, {}, {})
-        for model in storage.list_models():
+        for model in list_models():
             role = "verifies" if model.name == verifier else "drafts" if model.name == draft else ""
             made.add_row("*" if role else " ", one_line(model.name), size(model.size), role)
         err().print(made)
@@ -294,8 +295,8 @@ def _files(_: Conversing, words: str) -> Completions:
 
 def _models(_: Conversing, words: str) -> Completions:
     before, space, last = words.rpartition(" ")
-    known = {model.name: size(model.size) for model in storage.list_models()}
-    known |= {model.name: size(model.size) for model in storage.catalog().models.values()}
+    known = {model.name: size(model.size) for model in list_models()}
+    known |= {model.name: size(model.size) for model in catalog().models.values()}
     return [(f"{before}{space}{name}", about) for name, about in known.items() if name.startswith(last)]
 
 

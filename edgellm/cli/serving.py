@@ -30,8 +30,8 @@ from edgellm.llm.model_loading import eagle3_named, named
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage import resolve
 from edgellm.storage.fingerprint import FileHash
+from edgellm.storage.model_files import resolve
 
 if TYPE_CHECKING:
     from edgellm.http.server import HttpServer

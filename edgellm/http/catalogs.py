@@ -27,8 +27,15 @@ from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.client.verifier_selection import TokenizerFit, fit_of
 from edgellm.services.verification_codec import KeptGreeting
 from edgellm.spec.params import ReplyOptions
-from edgellm.storage import list_models, name_of, resolve
-from edgellm.storage.model_files import StoredModel, looks_like_path, resolve_pair, unknown
+from edgellm.storage.model_files import (
+    StoredModel,
+    list_models,
+    looks_like_path,
+    name_of,
+    resolve,
+    resolve_pair,
+    unknown,
+)
 
 _LISTED_SECONDS = 60.0  # age of the list of models at which the devices are asked again
 _ASKED_SECONDS = 5.0  # least age of the list at which a name makes the server ask again

@@ -19,7 +19,7 @@ from edgellm.errors import EdgeError, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.spec.ngram.sources import BYTES_A_TOKEN
 from edgellm.spec.params import mechanism
-from edgellm.storage import list_models
+from edgellm.storage.model_files import list_models
 
 MOST_OF_VERIFIER = 0.5
 """The largest useful draft model, as a share of the verifier's bytes."""

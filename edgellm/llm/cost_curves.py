@@ -28,7 +28,7 @@ from edgellm.engine.native import Stop, default_threads, release_threads
 from edgellm.errors import Stopped
 from edgellm.spec.drafting.cost_curve import KNOTS, ROW_TILE, WITNESSES, CostCurve, DecodeCost
 from edgellm.state import MONTH, from_json, read_cached, write_cached
-from edgellm.storage import History
+from edgellm.storage.chat_log import History
 from edgellm.storage.fingerprint import FileHash
 from edgellm.system import cache_dir, processor
 

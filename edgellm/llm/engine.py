@@ -32,7 +32,7 @@ from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Drafter, Elsewhere, Verifier
 from edgellm.spec.sampling import ModelSampling, sampling_of
-from edgellm.storage import History
+from edgellm.storage.chat_log import History
 from edgellm.storage.model_files import resolve_pair
 from edgellm.verifier.in_process import LocalVerifier
 

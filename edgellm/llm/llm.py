@@ -25,8 +25,7 @@ from edgellm.spec.params import ReplyOptions, mechanism
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import ChannelSplitter, Reply
 from edgellm.spec.types import Explanation, Ids, Notice
-from edgellm.storage import name_of
-from edgellm.storage.model_files import DEFAULT, Named
+from edgellm.storage.model_files import DEFAULT, Named, name_of
 
 _STEP = 1024  # tokens; proposed contexts are multiples of this
 _SPECULATORS = {EAGLE3: "EAGLE-3 head", MTP: "MTP layer"}

@@ -150,7 +150,7 @@ def named(model: Named | None) -> Named | None:
 
 def model_file(model: Named) -> ModelFile:
     """Return the file of a named model, which is called as `edgellm ls` calls it."""
-    from edgellm.storage import name_of, resolve
+    from edgellm.storage.model_files import name_of, resolve
 
     path = resolve(str(model))
     return replace(ModelFile.open(path), known_as=name_of(path))

@@ -19,10 +19,9 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions, mechanism
 from edgellm.state import close_to_others, set_aside
-from edgellm.storage import ALIASES, History
-from edgellm.storage.chat_log import expired, oldest
+from edgellm.storage.chat_log import History, expired, oldest
 from edgellm.storage.fingerprint import FileHash
-from edgellm.storage.model_files import bundled
+from edgellm.storage.model_files import ALIASES, bundled
 from edgellm.system import cache_dir, data_dir, state_dir
 
 LOGS_MOST = 20

@@ -18,7 +18,7 @@ from edgellm.engine.gguf.cuttable import check_cuttable, cut_points
 from edgellm.errors import LayersMissing
 from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.mesh.messages import StageSpec
-from edgellm.storage import fingerprint
+from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.layer_pieces import LayerPiece, grid, grid_lines, known_pieces, pieces_of
 from edgellm.storage.layer_store import LayerStore
 

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import psutil
 
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit import ROOT, free_port
 from testkit.gguf.changed import to_f32
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgellm.engine.kv.saved_prompts import prompts_folder
 from edgellm.llm.pair_stats import kept_bytes
-from edgellm.storage import History
+from edgellm.storage.chat_log import History
 from edgellm.storage.model_files import HOME, SMOLLM2
 from tests.cli.conftest import Done, Edge
 from tests.storage.chats import keep

@@ -15,7 +15,7 @@ from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ComputeDevice
 from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.trust import Right
-from edgellm.storage import fingerprint
+from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.pair_choice import ModelRoom
 from edgellm.system import config_file
 from testkit.gguf.split_file import split

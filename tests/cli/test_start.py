@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from edgellm.storage import catalog
+from edgellm.storage.catalog import catalog
 from edgellm.storage.model_files import SMOLLM2, VARIABLE
 from edgellm.system import started_at
 from testkit.wheels import write_wheel

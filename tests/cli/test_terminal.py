@@ -20,7 +20,7 @@ from edgellm.http.middleware import HttpConfig, page_key
 from edgellm.http.running_servers import recorded
 from edgellm.http.server import HttpServer
 from edgellm.rpc.address import Address
-from edgellm.storage import pull
+from edgellm.storage.hub.pull import pull
 from tests.cli.conftest import Edge
 from tests.http.conftest import asker
 from tests.storage.hub import REPO, Hub

@@ -18,8 +18,7 @@ from edgellm.rpc.discovery.mdns import ServiceKind, parse_announcement
 from edgellm.rpc.trust.identity import parse_short
 from edgellm.rpc.trust.pairing import Code
 from edgellm.rpc.trust.trust import Peers
-from edgellm.storage import resolve
-from edgellm.storage.model_files import parse_hub_name
+from edgellm.storage.model_files import parse_hub_name, resolve
 from testkit.gguf.random_model import write
 from testkit.hostile.loader import Loader
 from tests.engine.conftest import TINY

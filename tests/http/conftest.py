@@ -19,7 +19,7 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.spec.stream import Reply
-from edgellm.storage import History
+from edgellm.storage.chat_log import History
 from testkit.gguf.architectures import write_bert
 
 HOME = Address.parse("127.0.0.1:0")

@@ -20,7 +20,7 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.spec.params import ReplyOptions
-from edgellm.storage import list_models
+from edgellm.storage.model_files import list_models
 from testkit.gguf.random_model import SHAPES, write
 from tests.http.conftest import Answer, Ask, asker, configured, conversation, serving, written
 from tests.http.test_streaming import Scripted, waiting

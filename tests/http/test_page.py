@@ -25,7 +25,7 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Session
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel, Event, Source, Verdict
-from edgellm.storage import History
+from edgellm.storage.chat_log import History
 from testkit.browser import page_states
 from testkit.browser.page_states import CHROMIUM, KEY, SCHEMES, SIZES, STATES, opened_browser, page_in_state, window
 from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, serving

@@ -24,7 +24,7 @@ from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
-from edgellm.storage import name_of
+from edgellm.storage.model_files import name_of
 from testkit import retokenized
 from tests.http.conftest import HOME, QUESTION, Ask, asker, configured, conversation, written
 from tests.http.test_page import context, page, talk

@@ -15,8 +15,8 @@ from edgellm.llm import LLM, profile_path
 from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_profile, kept, tidy
 from edgellm.spec.gates.profile import Profile
 from edgellm.state import write_state
-from edgellm.storage import History, fingerprint
-from edgellm.storage.chat_log import Conversation, set_max_age
+from edgellm.storage.chat_log import Conversation, History, set_max_age
+from edgellm.storage.fingerprint import fingerprint
 from edgellm.system import cache_dir, data_dir, state_dir
 
 MODELS = Path(__file__).parents[2] / "models"

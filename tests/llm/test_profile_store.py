@@ -17,7 +17,7 @@ from edgellm.llm.pair_stats import forget, kept
 from edgellm.llm.profiling import PairProfiler
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Notice
-from edgellm.storage import fingerprint
+from edgellm.storage.fingerprint import fingerprint
 from tests.cli.conftest import Edge, edge
 from tests.spec.real import case, prompts, told
 from tests.watching import calls_of

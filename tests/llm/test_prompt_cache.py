@@ -5,7 +5,7 @@ import pytest
 from edgellm.engine import Message
 from edgellm.engine.kv.saved_prompts import prompts_folder
 from edgellm.llm import LLM, compose
-from edgellm.storage import History
+from edgellm.storage.chat_log import History
 from tests.decodes import Watched
 from tests.spec.real import ids
 

@@ -11,7 +11,7 @@ from edgellm.layer_range import LayerRange, chain
 from edgellm.mesh.layer_sources import LayerFile, ModelLayers, require
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.storage import fingerprint
+from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.layer_pieces import LayerPiece
 
 

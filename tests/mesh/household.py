@@ -20,7 +20,7 @@ from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import GREEDY, Chunk, Sampling
-from edgellm.storage import fingerprint
+from edgellm.storage.fingerprint import fingerprint
 from tests.decodes import greedy
 from tests.mesh.folder import FolderLayers
 from tests.verifier.asking import judged

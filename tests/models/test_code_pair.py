@@ -7,7 +7,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.llm.pair_stats import read_profile
-from edgellm.storage import fingerprint
+from edgellm.storage.fingerprint import fingerprint
 from models.code import stdlib
 from models.code.corpus import SIZE, TASKS, case_at, held_out
 from models.code.stdlib import Split, library

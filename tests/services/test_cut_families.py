@@ -25,9 +25,8 @@ from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Session
 from edgellm.spec.types import Chunk
-from edgellm.storage import resolve
 from edgellm.storage.layer_store import LayerStore
-from edgellm.storage.model_files import SMOLLM2
+from edgellm.storage.model_files import SMOLLM2, resolve
 from testkit.gguf.architectures import WINDOW
 from tests.conftest import Architectures
 from tests.engine.logits import some_ids

@@ -19,7 +19,7 @@ from edgellm.services.client import verifier_selection
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import forget_tokenizer, open_tokenizer
 from edgellm.services.server.servers import VerifierServer
-from edgellm.storage import name_of
+from edgellm.storage.model_files import name_of
 from tests.services.conftest import ANYWHERE
 from tests.services.scripted import scripted
 from tests.services.test_verifier_client import different

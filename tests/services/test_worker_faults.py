@@ -32,7 +32,7 @@ from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.services.server import listener, mesh_service
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage import fingerprint
+from edgellm.storage.fingerprint import fingerprint
 from tests.mesh.household import NOTHING, Cut, Device, Whole, even
 from tests.mesh.test_stages import SlowLayers
 from tests.rpc.doors import ended

@@ -1,7 +1,6 @@
 """Past chats for tests."""
 
-from edgellm.storage import History
-from edgellm.storage.chat_log import Conversation
+from edgellm.storage.chat_log import Conversation, History
 
 
 def keep(history: History, question: str, reply: str = "r") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.storage import History
+from edgellm.storage.chat_log import History
 from edgellm.storage.layer_pieces import Manifest
 from edgellm.storage.layer_store import LayerStore
 from tests.storage.hub import cache, hub

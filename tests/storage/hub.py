@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from edgellm.storage import list_models
+from edgellm.storage.model_files import list_models
 from testkit.upstream.loopback import LoopbackHandler, LoopbackServer
 
 REPO = "ann/tiny-GGUF"

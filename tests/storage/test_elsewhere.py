@@ -8,9 +8,10 @@ import pytest
 
 from edgellm.engine import ModelFile
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
-from edgellm.storage import add, fingerprint, list_models, name_of, plan, remove, resolve
-from edgellm.storage.fingerprint import FileHash
-from edgellm.storage.model_files import FOLDERS
+from edgellm.storage.fingerprint import FileHash, fingerprint
+from edgellm.storage.hub.pull import plan
+from edgellm.storage.model_files import FOLDERS, list_models, name_of, resolve
+from edgellm.storage.upkeep import add, remove
 from testkit.gguf.split_file import split
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -18,8 +18,8 @@ import pytest
 from edgellm import state
 from edgellm.errors import HistoryUnusable, InvalidOption
 from edgellm.state import hold_lock
-from edgellm.storage import History, chat_log
-from edgellm.storage.chat_log import Conversation
+from edgellm.storage import chat_log
+from edgellm.storage.chat_log import Conversation, History
 from tests.storage.chats import keep
 
 

@@ -18,9 +18,11 @@ from huggingface_hub import constants, scan_cache_dir
 
 from edgellm.engine import Model, ModelFile
 from edgellm.errors import DiskFull, ModelCorrupt, ModelNotFound, PullFailed
-from edgellm.storage import fingerprint, list_models, plan, pull, remove, resolve
+from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.hub import download
-from edgellm.storage.hub.pull import Transfer, fetch
+from edgellm.storage.hub.pull import Transfer, fetch, plan, pull
+from edgellm.storage.model_files import list_models, resolve
+from edgellm.storage.upkeep import remove
 from testkit.gguf.split_file import split
 from tests.programs import run_python
 from tests.storage.hub import COMMIT, REPO, Hub, names, running, tiny_gguf
@@ -206,7 +208,7 @@ def test_all_parts_make_one_model(hub: Hub, cache: Path, parts: list[bytes], dra
 def test_a_pull_that_is_killed_in_the_second_part_goes_on_there(hub: Hub, cache: Path, parts: list[bytes]) -> None:
     program = f"""
 import os, signal
-from edgellm.storage import pull
+from edgellm.storage.hub.pull import pull
 def progress(transfer):
     if transfer.done > {len(parts[0]) + len(parts[1]) // 2}:
         os.kill(os.getpid(), signal.SIGKILL)

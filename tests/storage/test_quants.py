@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import InvalidOption, ModelNotFound
-from edgellm.storage import ALIASES, catalog
-from edgellm.storage.catalog import CatalogModel
-from edgellm.storage.model_files import HubName, hub_name, parse_hub_name
+from edgellm.storage.catalog import CatalogModel, catalog
+from edgellm.storage.model_files import ALIASES, HubName, hub_name, parse_hub_name
 from edgellm.storage.quants import choose, is_model, labels, quant_of, variants
 from tests.storage.listings import DRAFTERS, GPT_OSS, PHI_3, QWEN_7B, QWEN_27B, QWEN_FLASH
 

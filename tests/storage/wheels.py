@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.storage import ALIASES, catalog
-from edgellm.storage.model_files import VARIABLE
+from edgellm.storage.catalog import catalog
+from edgellm.storage.model_files import ALIASES, VARIABLE
 from testkit.wheels import write_wheel
 
 NAME = "smollm2:135m"

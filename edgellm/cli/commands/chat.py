@@ -36,13 +36,14 @@ def with_model_in_front(prompt: list[str], models: PairOptions, ctx: typer.Conte
     first = prompt[0] if prompt else ""
     if not re.fullmatch(r"\S*[:/.-]\S*", first) or on_command_line(ctx, "verifier") or models.peer:
         return prompt, models
-    from edgellm import storage
     from edgellm.cli.commands.models import fitting_draft
+    from edgellm.storage.catalog import catalog
+    from edgellm.storage.model_files import list_models, resolve
 
-    here = {model.name for model in storage.list_models()}
-    if not (first.endswith(".gguf") or first in here or first in storage.catalog().models):
+    here = {model.name for model in list_models()}
+    if not (first.endswith(".gguf") or first in here or first in catalog().models):
         return prompt, models
-    path, draft = storage.resolve(first), models.draft
+    path, draft = resolve(first), models.draft
     say(f"{first} is taken as the model, as with -m {first}; the question is what follows.", style="yellow")
     if not on_command_line(ctx, "draft"):
         draft = fitting_draft(first, path)

@@ -9,8 +9,7 @@ import typer
 from edgellm.cli.options import AsJson, Yes
 from edgellm.cli.views import console as ui
 from edgellm.errors import InvalidOption, size
-from edgellm.storage import History
-from edgellm.storage.chat_log import describe_age, max_age, parse_age, set_max_age
+from edgellm.storage.chat_log import History, describe_age, max_age, parse_age, set_max_age
 
 Action: TypeAlias = Literal["show", "clear", "off", "on", "keep"]
 

@@ -23,7 +23,7 @@ from edgellm.cli.views.console import emit_json, say
 from edgellm.cli.views.progress import ProgressBar, activity
 from edgellm.errors import ContextFull, InvalidOption, PlanImpossible
 from edgellm.layer_range import HERE
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 
 if TYPE_CHECKING:
     from edgellm.coldstart.problem import Fleet

@@ -16,7 +16,8 @@ from edgellm.cli.views.console import Columns, emit, emit_json, format_age, make
 from edgellm.cli.views.progress import ProgressBar, activity
 from edgellm.errors import EdgeError, InvalidOption, size
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
-from edgellm.storage import fingerprint, resolve
+from edgellm.storage.fingerprint import fingerprint
+from edgellm.storage.model_files import resolve
 
 if TYPE_CHECKING:
     from edgellm.engine import ModelFile

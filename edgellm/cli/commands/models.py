@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from edgellm import storage
 from edgellm.cli.options import AsJson, Yes
 from edgellm.cli.views import console as ui
 from edgellm.cli.views.console import show as show_rows
 from edgellm.cli.views.progress import download
 from edgellm.errors import InvalidOption, ModelNotFound, size
+from edgellm.storage import model_files, upkeep
+from edgellm.storage.catalog import catalog as whole_catalog
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +32,7 @@ _LEFT_TO_US = ("draft", "verifier", "peer", "mesh", "profile")  # settings of `c
 def catalog(family: str | None = typer.Argument(None, metavar="[FAMILY]"), as_json: AsJson = False) -> None:
     from edgellm.storage.pair_choice import ModelRoom
 
-    known, here, room = storage.catalog(), {model.name for model in storage.list_models()}, ModelRoom.look()
+    known, here, room = whole_catalog(), {model.name for model in model_files.list_models()}, ModelRoom.look()
     names = list(known.models) if family is None else known.sizes(family)
     if not names:
         families = dict.fromkeys(name.partition(":")[0] for name in known.models)
@@ -58,15 +59,18 @@ def catalog(family: str | None = typer.Argument(None, metavar="[FAMILY]"), as_js
 
 
 def pull(name: str = typer.Argument(..., metavar="NAME|USER/REPO[@REVISION][:QUANT]"), as_json: AsJson = False) -> None:
-    plan = storage.plan(name)
+    from edgellm.storage.hub.pull import fetch
+    from edgellm.storage.hub.pull import plan as plan_of
+
+    plan = plan_of(name)
     if plan.renamed:
-        ui.say(f"{storage.hub_name(name).repo_id} is called {plan.renamed} now.")
+        ui.say(f"{model_files.hub_name(name).repo_id} is called {plan.renamed} now.")
     if plan.warning:
         ui.say(f"{plan.warning}.")
     parts = f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
     if plan.path is not None:
         ui.say(f"{ui.one_line(plan.file)} is already on this machine ({size(plan.size)}{parts}; {plan.reason}).")
-        pulled = storage.fetch(plan)
+        pulled = fetch(plan)
     else:
         ui.say(f"downloading {ui.one_line(plan.file)} ({size(plan.size)}{parts}; {plan.reason})")
         (pulled,) = download([plan])
@@ -81,7 +85,7 @@ def add(
     name: str | None = typer.Argument(None, metavar="[NAME]", show_default=False),
     as_json: AsJson = False,
 ) -> None:
-    model = storage.add(file, name)
+    model = upkeep.add(file, name)
     row = {"name": model.name, "path": str(model.path), "size": model.size}
     ui.tell(
         row, as_json, f"{model.name} is {model.path.resolve()} now ({size(model.size)}); the file stays where it is."
@@ -90,7 +94,7 @@ def add(
 
 def ls(as_json: AsJson = False) -> None:
     left_out = dict[str, str]()
-    models = storage.list_models(left_out)
+    models = model_files.list_models(left_out)
     rows = [
         {"name": m.name, "path": str(m.path), "size": m.size, "origin": m.origin, "repository": m.repo_id or None}
         for m in models
@@ -108,7 +112,7 @@ def ls(as_json: AsJson = False) -> None:
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
-    found = model_facts(storage.resolve(name))
+    found = model_facts(model_files.resolve(name))
     if as_json:
         ui.emit_json(found)
     else:
@@ -143,12 +147,12 @@ def _described(key: str, value: Any) -> Iterator[tuple[str, RenderableType]]:
 
 
 def rm(name: Name, yes: Yes = False, as_json: AsJson = False) -> None:
-    models = storage.removable(name)
+    models = upkeep.removable(name)
     listed = ", ".join(f"{model.name} ({size(model.size)})" for model in models)
     if models[0].origin == "added":
         listed = f"the name {name}; its file stays: {models[0].path.resolve()}"
     ui.make_sure("remove", listed, yes=yes)
-    removed = storage.remove(name)
+    removed = upkeep.remove(name)
     rows = [{"name": model.name, "path": str(model.path), "size": model.size} for model in removed]
     ui.tell(rows, as_json, f"removed {listed}")
 
@@ -224,15 +228,17 @@ def talk(context: typer.Context, words: list[str]) -> int:
 def here_or_pulled(name: str, *, yes: bool) -> Path:
     """Return the file of a model, after a download where it is not here and the user says so."""
     try:
-        return storage.resolve(name)
+        return model_files.resolve(name)
     except ModelNotFound as error:
         if " " in name:
             raise ModelNotFound(f"{name!r} is not a model.", "To ask the pair that is set up: edgellm chat") from None
-        if storage.looks_like_path(name) or (storage.catalog().find(name) is None and "/" not in name):
+        if model_files.looks_like_path(name) or (whole_catalog().find(name) is None and "/" not in name):
             raise
         if not yes and not ui.is_terminal(sys.stdin):
             raise ModelNotFound(error.what, f"{error.next_step}; or add --yes to download it now.") from None
-    plan = storage.plan(name)
+    from edgellm.storage.hub.pull import plan as plan_of
+
+    plan = plan_of(name)
     if plan.path is not None:
         return plan.path
     if plan.warning:
@@ -252,7 +258,7 @@ def fitting_draft(name: str, path: Path) -> str:
     from edgellm.storage.pair_choice import ModelRoom
 
     file, others = ModelFile.open(path), other_models(path)
-    known = storage.catalog().find(name)
+    known = whole_catalog().find(name)
     wanted = None if known is None else known[0].draft
     more = f" {wanted} would draft for it: edgellm pull {wanted}" if wanted else ""
     alone = f"no smaller model with its tokenizer is here.{more}"

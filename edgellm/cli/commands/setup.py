@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgellm import storage
 from edgellm.cli.commands.config import write_settings
 from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, table, tell
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed, size
+from edgellm.storage.catalog import Catalog, catalog
+from edgellm.storage.model_files import resolve
 from edgellm.system import config_file
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult
+    from edgellm.storage.hub.pull import DownloadPlan
     from edgellm.storage.pair_choice import ModelRoom
 
 AUTO, NONE = "auto", "none"
@@ -32,7 +34,7 @@ class ModelChoice:
     name: str
     size: int = 0
     runs_on: str = ""
-    plan: storage.DownloadPlan | None = None
+    plan: DownloadPlan | None = None
 
     @property
     def here(self) -> bool:
@@ -107,7 +109,7 @@ def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: b
     """Return the pair for this machine and its paired devices. Raise what `propose` and `plan` raise."""
     from edgellm.storage.pair_choice import ModelRoom, propose
 
-    known, room = storage.catalog(), ModelRoom.look(measure=True)
+    known, room = catalog(), ModelRoom.look(measure=True)
     machine, offered, short = _machine(room, peers), _best_offer(known, room, peers), ""
     try:
         local = None if wanted == AUTO else propose(known, room, wanted)
@@ -138,7 +140,7 @@ def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: b
 
 
 def _best_offer(
-    known: storage.Catalog, room: ModelRoom, peers: Sequence[ProbeResult]
+    known: Catalog, room: ModelRoom, peers: Sequence[ProbeResult]
 ) -> tuple[ModelChoice, ModelChoice, str] | None:
     """Return the paired devices' largest verifier that has a draft model here, that model, and the verifier's file."""
     found = []
@@ -156,14 +158,16 @@ def _best_offer(
 
 def _planned(model: ModelChoice, must_ask_hub: bool) -> ModelChoice:
     """Return a model with its size on the hub; as it is where the hub cannot and need not be asked."""
+    from edgellm.storage.hub.pull import plan
+
     try:
-        plan = storage.plan(model.name)
+        found = plan(model.name)
     except PullFailed as error:
         if must_ask_hub:
             raise
         say(f"{error.what} The size of {model.name} is that of the catalogue.", style="yellow")
         return model
-    return ModelChoice(model.name, plan.size, model.runs_on, plan)
+    return ModelChoice(model.name, found.size, model.runs_on, found)
 
 
 def _machine(room: ModelRoom, peers: Sequence[ProbeResult]) -> str:
@@ -198,7 +202,7 @@ def _checked(choice: SetupChoice) -> str:
     from edgellm.llm.abilities import same_tokenizer
 
     pair = draft, verifier = choice.draft.name, choice.verifier.name
-    if draft == NONE or verifier == AUTO or same_tokenizer(*(ModelFile.open(storage.resolve(one)) for one in pair)):
+    if draft == NONE or verifier == AUTO or same_tokenizer(*(ModelFile.open(resolve(one)) for one in pair)):
         return draft
     say(f"{draft} has another tokenizer than {verifier}, which writes alone.", style="yellow")
     return NONE

@@ -170,7 +170,7 @@ class PromptBar(ProgressBar):
 
 def download(plans: Sequence[DownloadPlan]) -> list[PulledModel]:
     """Download the models of some plans, and return where they are."""
-    from edgellm import storage
+    from edgellm.storage.hub.pull import fetch
 
     resumed = set[str]()
     with ProgressBar("downloading", "bytes") as bar:
@@ -181,4 +181,4 @@ def download(plans: Sequence[DownloadPlan]) -> list[PulledModel]:
                 bar.say(f"resuming at {size(transfer.resumed)}")
             bar(file.rsplit("/", 1)[-1], transfer.done, transfer.total)
 
-        return [storage.fetch(plan, partial(notify, file=plan.file)) for plan in plans]
+        return [fetch(plan, partial(notify, file=plan.file)) for plan in plans]

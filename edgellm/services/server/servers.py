@@ -27,8 +27,8 @@ from edgellm.services.server.verification_service import MAX_WAITING, Verificati
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import sampling_of
-from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
+from edgellm.storage.model_files import name_of
 from edgellm.verifier.scheduler import Counters, SchedulerLimits
 from edgellm.verifier.worker import ColocatedVerifier, VerifierWorker
 

@@ -17,7 +17,7 @@ from edgellm.errors import VerifierLost
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Ids
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from edgellm.verifier.in_process import LocalVerifier
 from testkit import ROOT
 from testkit.processes.verifier import CONTEXT, PairedVerifierProcess, acquaint

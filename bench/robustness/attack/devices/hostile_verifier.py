@@ -21,7 +21,7 @@ from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.verification_codec import write_wanted
 from edgellm.spec.sampling import ModelSampling
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit import ROOT
 
 HONEST = 4  # verdicts, in all sessions together, before it stops answering

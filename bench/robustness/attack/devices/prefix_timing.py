@@ -11,7 +11,7 @@ from edgellm.engine import Model
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Ids
-from edgellm.storage import resolve
+from edgellm.storage.model_files import resolve
 from testkit.processes.verifier import PairedVerifierProcess, acquaint
 
 LENGTH = 200  # tokens of a prompt

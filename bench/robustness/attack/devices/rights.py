@@ -25,9 +25,10 @@ from edgellm.rpc.protos import mesh_pb2
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.mesh_codec import WORK, write_work
-from edgellm.storage import fingerprint, resolve
+from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.layer_pieces import cut_piece, manifest_of
 from edgellm.storage.layer_store import LayerStore
+from edgellm.storage.model_files import resolve
 
 
 def revoked(quick: bool) -> Found:

@@ -36,8 +36,8 @@ from edgellm.rpc.measuring import DeviceFigures, LinkSpeed
 from edgellm.rpc.trust.identity import trust_folder, web_certificate
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.state import write_state
-from edgellm.storage import History, fingerprint
-from edgellm.storage.chat_log import Conversation, set_max_age
+from edgellm.storage.chat_log import Conversation, History, set_max_age
+from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.layer_pieces import manifest_of
 from edgellm.storage.layer_store import LayerStore
 from testkit import ROOT
