@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from edgellm.cli.commands.config import write_settings
-from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, table, tell
+from edgellm.cli.views.console import Columns, emit_json, is_terminal, one_line, say, show, tell
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed, size
 from edgellm.storage.catalog import Catalog, catalog
@@ -20,46 +20,11 @@ from edgellm.system import config_file
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult
     from edgellm.storage.hub.pull import DownloadPlan
-    from edgellm.storage.pair_choice import ModelRoom
+    from edgellm.storage.pair_choice import ModelRoom, PairProposal
 
 AUTO, NONE = "auto", "none"
 _COMMANDS = ("chat", "serve", "profile")  # commands that use the pair
 _NEXT = 'Ask it something: edgellm chat "Why is the sky blue?"'
-
-
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
-    """A model of the pair: its name, AUTO for a paired device's verifier, NONE for no draft model, and its download."""
-
-    name: str
-    size: int = 0
-    runs_on: str = ""
-    plan: DownloadPlan | None = None
-
-    @property
-    def here(self) -> bool:
-        return self.plan is not None and self.plan.path is not None
-
-    def row(self) -> dict[str, Any]:
-        """Return the model as JSON."""
-        found = None if self.plan is None else self.plan.file
-        return {"name": self.name, "size": self.size, "runs_on": self.runs_on, "file": found, "here": self.here}
-
-
-@dataclass(frozen=True, slots=True)
-class SetupChoice:
-    """The pair that setup proposes, and why; `expect` says what to expect of the pair."""
-
-    machine: str
-    verifier: ModelChoice
-    draft: ModelChoice
-    reasons: tuple[str, ...]
-    expect: str
-
-    @property
-    def missing(self) -> list[ModelChoice]:
-        """Return the models that are to be downloaded."""
-        return [model for model in (self.draft, self.verifier) if model.name not in (AUTO, NONE) and not model.here]
 
 
 def setup(
@@ -72,6 +37,7 @@ def setup(
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.discovery.peer_probe import probe_peers
     from edgellm.rpc.trust.trust import Peers, Trust
+    from edgellm.storage.pair_choice import ModelRoom
 
     asks = not (yes or dry_run)
     if asks and (as_json or not is_terminal(sys.stdin)):
@@ -79,15 +45,17 @@ def setup(
         raise InvalidOption(why, "Add --yes, or --dry-run to see what would be done.")
     known = Peers().all()
     answers = probe_peers(Trust.load(), known, chosen_hosts()) if known else []
-    choice = _choose(verifier, answers, must_ask_hub=not dry_run)
-    wanted = sum(model.size for model in choice.missing)
+    room = ModelRoom.look(measure=True)
+    machine, pair = _machine(room, answers), _choose(room, answers, verifier)
+    models, plans = _planned(pair, must_ask_hub=not dry_run)
+    verifies, drafts = models
+    wanted = sum(model["size"] for model in models if model["name"] not in (AUTO, NONE) and not model["here"])
     row: dict[str, Any] = {
-        "machine": choice.machine, "verifier": choice.verifier.row(), "draft": choice.draft.row(),
-        "reasons": list(choice.reasons), "expect": choice.expect, "settings": str(config_file()), "download": wanted,
-        "dry_run": dry_run,
+        "machine": machine, "verifier": verifies, "draft": drafts, "reasons": list(pair.reasons),
+        "expect": _expectation(pair), "settings": str(config_file()), "download": wanted, "dry_run": dry_run,
     }  # fmt: skip
     if not as_json:
-        _print(choice)
+        _print(row, plans)
     if dry_run:
         if as_json:
             emit_json(row)
@@ -95,79 +63,89 @@ def setup(
     question = f"Download {size(wanted)}, and use this pair from now on?" if wanted else "Use this pair from now on?"
     if asks and not typer.confirm(question, default=True, err=True):
         raise typer.Exit(1)
-    pulled = download([model.plan for model in choice.missing if model.plan is not None])
-    row["draft"]["name"] = draft = _checked(choice)
+    pulled = download([plan for plan in plans if plan.path is None])
+    drafts["name"] = _checked(drafts["name"], verifies["name"])
     root: Any = context.find_root()
-    write_settings(root, {name: {"draft": draft, "verifier": choice.verifier.name} for name in _COMMANDS})
+    names = {"draft": drafts["name"], "verifier": verifies["name"]}
+    write_settings(root, dict.fromkeys(_COMMANDS, names))
     if not as_json:
         say(f"chat, serve and profile use this pair now: {config_file()}")
         say("Serve it at every login: edgellm service install. Pair another device: edgellm pair", style="dim")
     tell({**row, "received": sum(one.sent for one in pulled)}, as_json, _NEXT, style="bold")
 
 
-def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: bool) -> SetupChoice:
-    """Return the pair for this machine and its paired devices. Raise what `propose` and `plan` raise."""
-    from edgellm.storage.pair_choice import ModelRoom, propose
+def _choose(room: ModelRoom, peers: Sequence[ProbeResult], wanted: str | None) -> PairProposal:
+    """Return the pair for this machine and its paired devices. Raise what `propose` raises."""
+    from edgellm.storage.pair_choice import propose
 
-    known, room = catalog(), ModelRoom.look(measure=True)
-    machine, offered, short = _machine(room, peers), _best_offer(known, room, peers), ""
+    known, local = catalog(), None
+    offered = _best_offer(known, room, peers)
     try:
-        local = None if wanted == AUTO else propose(known, room, wanted)
+        if wanted != AUTO:
+            local = propose(known, room, wanted)
     except EdgeError as error:
         if wanted is not None or offered is None:
             raise
-        local, short = None, error.what
-    if local is None or (wanted is None and offered is not None and offered[0].size > local.verifier.size):
-        if offered is None:
-            raise InvalidOption(
-                "No paired device serves a verifier of the catalogue.",
-                "There: edgellm serve --role verifier -m NAME --host ADDRESS",
-            )
-        verifier, draft, file = offered
-        device = verifier.runs_on
-        reason = short or f"{file} on {device} is larger than what suits this machine"
-        expect = f"{device} reads your prompts; while it is away, the draft model writes alone."
-        return SetupChoice(machine, verifier, _planned(draft, must_ask_hub), (reason,), expect)
-    draft = ModelChoice(NONE)
-    if local.draft is not None:
-        draft = _planned(ModelChoice(local.draft.name, local.draft.size, local.draft_on), must_ask_hub)
-    expect = f"How fast it is on {local.verifier_on} is not known before it is there."
-    if local.tokens_per_second is not None:
-        expect = f"The verifier alone writes at most {local.tokens_per_second:.0f} tokens a second here"
-        expect += "; a draft model makes it faster where it is right." if local.draft is not None else "."
-    verifier = _planned(ModelChoice(local.verifier.name, local.verifier.size, local.verifier_on), must_ask_hub)
-    return SetupChoice(machine, verifier, draft, local.reasons, expect)
+        return replace(offered, reasons=(error.what,))
+    if offered is not None and (local is None or (wanted is None and offered.verifier.size > local.verifier.size)):
+        return offered
+    if local is None:
+        raise InvalidOption(
+            "No paired device serves a verifier of the catalogue.",
+            "There: edgellm serve --role verifier -m NAME --host ADDRESS",
+        )
+    return local
 
 
-def _best_offer(
-    known: Catalog, room: ModelRoom, peers: Sequence[ProbeResult]
-) -> tuple[ModelChoice, ModelChoice, str] | None:
-    """Return the paired devices' largest verifier that has a draft model here, that model, and the verifier's file."""
+def _best_offer(known: Catalog, room: ModelRoom, peers: Sequence[ProbeResult]) -> PairProposal | None:
+    """Return the paired devices' largest verifier, named AUTO, that has a draft model here, and that model."""
+    from edgellm.storage.pair_choice import PairProposal
+
     found = []
     for answer in peers:
         offers = answer.info.offers if answer.info is not None and "verify" in answer.info.rights else ()
         for offer in offers:
-            model = known.find_file(offer.model)
-            if model is not None and model.draft is not None:
-                draft = known.models[model.draft]
-                if (place := room.place(draft.size)) is not None:
-                    verifier = ModelChoice(AUTO, offer.size, answer.peer.name)
-                    found.append((verifier, ModelChoice(draft.name, draft.size, place.on), offer.model))
-    return max(found, key=lambda one: one[0].size, default=None)
+            model, device = known.find_file(offer.model), answer.peer.name
+            draft = None if model is None or model.draft is None else known.models[model.draft]
+            if model is not None and draft is not None and (place := room.place(draft.size)) is not None:
+                verifier = replace(model, name=AUTO, size=offer.size)
+                reason = f"{offer.model} on {device} is larger than what suits this machine"
+                found.append(PairProposal(verifier, device, draft, place.on, None, (reason,)))
+    return max(found, key=lambda one: one.verifier.size, default=None)
 
 
-def _planned(model: ModelChoice, must_ask_hub: bool) -> ModelChoice:
-    """Return a model with its size on the hub; as it is where the hub cannot and need not be asked."""
+def _expectation(pair: PairProposal) -> str:
+    """Return a sentence on what to expect of a pair."""
+    if pair.verifier.name == AUTO:
+        return f"{pair.verifier_on} reads your prompts; while it is away, the draft model writes alone."
+    if pair.tokens_per_second is None:
+        return f"How fast it is on {pair.verifier_on} is not known before it is there."
+    faster = "; a draft model makes it faster where it is right." if pair.draft is not None else "."
+    return f"The verifier alone writes at most {pair.tokens_per_second:.0f} tokens a second here{faster}"
+
+
+def _planned(pair: PairProposal, *, must_ask_hub: bool) -> tuple[list[dict[str, Any]], list[DownloadPlan]]:
+    """Return the verifier and the draft model as JSON, and their downloads. Their sizes are those on the hub, or of the
+    catalogue where the hub cannot and need not be asked."""
     from edgellm.storage.hub.pull import plan
 
-    try:
-        found = plan(model.name)
-    except PullFailed as error:
-        if must_ask_hub:
-            raise
-        say(f"{error.what} The size of {model.name} is that of the catalogue.", style="yellow")
-        return model
-    return ModelChoice(model.name, found.size, model.runs_on, found)
+    rows: list[dict[str, Any]] = []
+    plans: list[DownloadPlan] = []
+    for model, runs_on in ((pair.verifier, pair.verifier_on), (pair.draft, pair.draft_on)):
+        name, bytes_ = (NONE, 0) if model is None else (model.name, model.size)
+        rows.append({"name": name, "size": bytes_, "runs_on": runs_on, "file": None, "here": False})
+        if name in (AUTO, NONE):
+            continue
+        try:
+            found = plan(name)
+        except PullFailed as error:
+            if must_ask_hub:
+                raise
+            say(f"{error.what} The size of {name} is that of the catalogue.", style="yellow")
+            continue
+        rows[-1] |= {"size": found.size, "file": found.file, "here": found.path is not None}
+        plans.append(found)
+    return rows, plans
 
 
 def _machine(room: ModelRoom, peers: Sequence[ProbeResult]) -> str:
@@ -181,28 +159,33 @@ def _machine(room: ModelRoom, peers: Sequence[ProbeResult]) -> str:
     return f"{size(room.memory)} of memory for models ({room.reason}); {cards}; other devices: {devices}"
 
 
-def _print(choice: SetupChoice) -> None:
-    say(f"This machine: {one_line(choice.machine)}")
-    rows = table("", "MODEL", "SIZE", "RUNS ON", "HERE", right=("SIZE",))
-    for model, role in ((choice.verifier, "verifier"), (choice.draft, "draft model")):
-        bytes_ = size(model.size) if model.size else "-"
-        rows.add_row(role, one_line(model.name), bytes_, one_line(model.runs_on), "yes" if model.here else "-")
-    out().print(rows)
-    for reason in choice.reasons:
-        say(f"- {one_line(reason)}", style="dim")
-    say(one_line(choice.expect), style="dim")
-    for model in (choice.verifier, choice.draft):
-        if model.plan is not None and model.plan.warning:
-            say(f"{model.plan.warning}.", style="yellow")
+def _print(row: dict[str, Any], plans: Sequence[DownloadPlan]) -> None:
+    say(f"This machine: {one_line(row['machine'])}")
+    models = [{"role": role} | row[name] for name, role in (("verifier", "verifier"), ("draft", "draft model"))]
+    show(models, _COLUMNS, False, empty="")
+    for text in (*(f"- {reason}" for reason in row["reasons"]), row["expect"]):
+        say(one_line(text), style="dim")
+    for plan in plans:
+        if plan.warning:
+            say(f"{plan.warning}.", style="yellow")
 
 
-def _checked(choice: SetupChoice) -> str:
+_COLUMNS: Columns = {
+    "": "role",
+    "MODEL": "name",
+    " SIZE": lambda row: size(row["size"]) if row["size"] else "-",
+    "RUNS ON": "runs_on",
+    "HERE": lambda row: "yes" if row["here"] else "-",
+}
+
+
+def _checked(draft: str, verifier: str) -> str:
     """Return the name of the draft model; NONE if its file has another tokenizer than the verifier's, with a notice."""
     from edgellm.engine import ModelFile
     from edgellm.llm.abilities import same_tokenizer
 
-    pair = draft, verifier = choice.draft.name, choice.verifier.name
-    if draft == NONE or verifier == AUTO or same_tokenizer(*(ModelFile.open(resolve(one)) for one in pair)):
+    files = (ModelFile.open(resolve(one)) for one in (draft, verifier))
+    if draft == NONE or verifier == AUTO or same_tokenizer(*files):
         return draft
     say(f"{draft} has another tokenizer than {verifier}, which writes alone.", style="yellow")
     return NONE
