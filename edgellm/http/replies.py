@@ -23,12 +23,12 @@ from edgellm.http.model_host import ModelHost, ServedModel, keep_alive_seconds
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, api_error
 from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
-from edgellm.http.schemas.responses import Event, TextDelta, Writer, WrittenReply, json_bytes
+from edgellm.http.schemas.responses import Event, Writer, WrittenReply, json_bytes
 from edgellm.llm.mesh_timeline import MeshRecorder
 from edgellm.sleeping import AWAKE
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Summary
-from edgellm.spec.stream import Reply, Utf8
+from edgellm.spec.stream import Reply, whole_characters
 from edgellm.spec.types import UNVERIFIED, Ids, Notice, Token
 
 IGNORED, VERIFIED, REQUIRE = "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Require-Verified"
@@ -142,29 +142,24 @@ class _Job:
         events: Iterator[Token | ToolCall] = reply
         if self.with_calls is not None:
             events = self.with_calls(events, cut=lambda: reply.summary.finish_reason != "stop")
-        text, tokens, called = Utf8(), list[Token](), False
-        for token in events:
-            if isinstance(token, ToolCall):
-                if not (called and self.one_call):
-                    self.put(token)
+        called = False
+        for event in whole_characters(self._timed(events, times)):
+            if isinstance(event, ToolCall):
+                if called and self.one_call:
+                    continue
                 called = True
-                continue
-            if self.verified and token.source in UNVERIFIED:
-                message = (
-                    "The verifier is not available, and the request allows no unverified text. Try again, or leave"
-                )
-                raise ApiError(503, f"{message} require_verified out.", code="not_verified", retry_after=2.0)
-            times.append(perf_counter())
-            if tokens and tokens[0].channel is not token.channel:
-                self.put(TextDelta(text.end(), tuple(tokens)))
-                tokens = []
-            tokens.append(token)
-            characters = text.feed(token.piece)
-            if characters or not text.has_partial:
-                self.put(TextDelta(characters, tuple(tokens)))
-                tokens = []
-        if (rest := text.end()) or tokens:
-            self.put(TextDelta(rest, tuple(tokens)))
+            self.put(event)
+
+    def _timed(self, events: Iterable[Token | ToolCall], times: list[float]) -> Iterator[Token | ToolCall]:
+        """Yield the same events, and add the time of each token. Raise ApiError for one that must be verified."""
+        for event in events:
+            if isinstance(event, Token):
+                if self.verified and event.source in UNVERIFIED:
+                    what = "The verifier is not available, and the request allows no unverified text."
+                    message = f"{what} Try again, or leave require_verified out."
+                    raise ApiError(503, message, code="not_verified", retry_after=2.0)
+                times.append(perf_counter())
+            yield event
 
     def _notice(self, notice: Notice) -> None:
         self.put(replace(notice, text=self.shown(notice.text)))

@@ -5,16 +5,18 @@ import inspect
 import re
 import threading
 import weakref
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 from edgellm.engine import Stop
 from edgellm.engine.chat.prompt import ThinkingMarkup
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import UNVERIFIED, Channel, Event, Explanation, Notice, PromptProgress, Source, Token
+
+_Other = TypeVar("_Other")
 
 
 class Utf8:
@@ -35,6 +37,42 @@ class Utf8:
     def end(self) -> str:
         """Return the replacement of a character that never became whole."""
         return self._decoder.decode(b"", final=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Whole characters of one channel, and their tokens: several where a character spans several."""
+
+    text: str
+    tokens: tuple[Token, ...]
+
+    @property
+    def channel(self) -> Channel:
+        return self.tokens[0].channel
+
+    def parts(self) -> Iterator[tuple[Token, str]]:
+        """Yield the tokens, of which the last one has the text."""
+        yield from ((token, "") for token in self.tokens[:-1])
+        yield self.tokens[-1], self.text
+
+
+def whole_characters(events: Iterable[Token | _Other]) -> Iterator[TextDelta | _Other]:
+    """Yield the tokens among the events in deltas that end with a character; other events as they are."""
+    decoder, text, tokens = Utf8(), "", list[Token]()
+    for event in events:
+        if not isinstance(event, Token):
+            yield event
+            continue
+        if tokens and tokens[0].channel is not event.channel:
+            yield TextDelta(text + decoder.end(), tuple(tokens))
+            text, tokens = "", []
+        tokens.append(event)
+        text += decoder.feed(event.piece)
+        if not decoder.has_partial:
+            yield TextDelta(text, tuple(tokens))
+            text, tokens = "", []
+    if tokens:
+        yield TextDelta(text + decoder.end(), tuple(tokens))
 
 
 def cut_at_stops(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgellm.cli.views.markdown_stream import MarkdownWriter
     from edgellm.spec.stats import Summary
     from edgellm.spec.stream import Reply
-    from edgellm.spec.types import Explanation, Notice, Token
+    from edgellm.spec.types import Explanation, Notice
 
 _OUTPUT = "Output"  # a section of help pages
 Heard: TypeAlias = list[tuple[str, str]]
@@ -91,11 +91,10 @@ def print_again(heard: Heard) -> None:
 
 def _print_text(reply: Reply, writer: ui.TokenWriter | MarkdownWriter, heard: Heard) -> Counter[str]:
     """Print the text of a reply; return how many tokens each source has."""
-    from edgellm.spec.stream import Utf8
+    from edgellm.spec.stream import whole_characters
     from edgellm.spec.types import Channel
 
-    texts, sources, bar = {channel: Utf8() for channel in Channel}, Counter[str](), PromptBar()
-    last, thought, began = "draft", 0, None
+    sources, bar, thought, began = Counter[str](), PromptBar(), 0, None
 
     def write(text: str, source: str) -> None:
         heard.append((text, source))
@@ -114,18 +113,15 @@ def _print_text(reply: Reply, writer: ui.TokenWriter | MarkdownWriter, heard: He
 
     reply.listen(on_notice=notice, on_progress=bar.hear)
     try:
-        for token in bar.over(reply):
-            sources[token.source] += 1
-            text = texts[token.channel].feed(token.piece)
-            if token.channel is Channel.THINKING:
-                thought += 1  # a token of markup has no text
-                began = perf_counter() if text and began is None else began
-                write(text, ui.THOUGHT)
+        for delta in whole_characters(bar.over(reply)):
+            sources.update(token.source for token in delta.tokens)
+            if delta.channel is Channel.THINKING:
+                thought += len(delta.tokens)  # a token of markup has no text
+                began = perf_counter() if delta.text and began is None else began
+                write(delta.text, ui.THOUGHT)
             else:
-                last = token.source
                 end_thought()
-                write(text, last)
-        write(texts[Channel.ANSWER].end(), last)
+                write(delta.text, delta.tokens[-1].source)
     finally:
         end_thought()
         writer.end_line()
@@ -133,28 +129,15 @@ def _print_text(reply: Reply, writer: ui.TokenWriter | MarkdownWriter, heard: He
 
 
 def _print_json(reply: Reply) -> None:
-    """Print a JSON object per token, one that ends within a character after the next token of its channel."""
-    from edgellm.spec.stream import Utf8
+    """Print a JSON object per token. Of several that share a character, the last one has the text."""
+    from edgellm.spec.stream import whole_characters
 
-    bar, text = PromptBar(), Utf8()
-    waiting: tuple[Token, str] | None = None
+    bar, names = PromptBar(), ("source", "channel", "confidence", "importance", "exit_layer", "round")
     reply.listen(on_notice=lambda news: bar.say(news.text), on_progress=bar.hear)
-    for token in bar.over(reply):
-        if waiting is not None:
-            before, complete = waiting
-            _emit_token(before, complete if before.channel is token.channel else complete + text.end())
-        waiting = (token, text.feed(token.piece))
-        if not text.has_partial:
-            _emit_token(*waiting)
-            waiting = None
-    if waiting is not None:
-        _emit_token(waiting[0], waiting[1] + text.end())
-
-
-def _emit_token(token: Token, text: str) -> None:
-    """Print a token as a JSON object. `text`: the characters that it completes; joined, they are its channel's text."""
-    names = ("source", "channel", "confidence", "importance", "exit_layer", "round")
-    ui.emit_json({"id": token.id, "text": text, **{name: _short(getattr(token, name)) for name in names}}, indent=None)
+    for delta in whole_characters(bar.over(reply)):
+        for token, text in delta.parts():
+            figures = {name: _short(getattr(token, name)) for name in names}
+            ui.emit_json({"id": token.id, "text": text, **figures}, indent=None)
 
 
 def _short(value: object) -> object:

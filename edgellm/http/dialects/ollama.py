@@ -21,20 +21,11 @@ from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.fields import ReplyRequest, RequestModel, Schema, Types
 from edgellm.http.schemas.requests import CallOfMessage, ChatRequest, ToolSchema
-from edgellm.http.schemas.responses import (
-    Json,
-    ModelInfo,
-    Pieces,
-    TextDelta,
-    Writer,
-    WrittenReply,
-    json_bytes,
-    summary_of,
-)
+from edgellm.http.schemas.responses import Json, ModelInfo, Pieces, Writer, WrittenReply, json_bytes, summary_of
 from edgellm.llm import LLM
 from edgellm.spec.sampling import sampling_of
 from edgellm.spec.stats import Summary
-from edgellm.spec.stream import Reply
+from edgellm.spec.stream import Reply, TextDelta
 from edgellm.spec.types import Channel
 
 API_VERSION = "0.13.0"

@@ -13,8 +13,9 @@ from edgellm.http.dialects import Dialect
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas.errors import ApiError, openai_error
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
-from edgellm.http.schemas.responses import Json, Pieces, TextDelta, Writer, WrittenReply, rounded, summary_of
+from edgellm.http.schemas.responses import Json, Pieces, Writer, WrittenReply, rounded, summary_of
 from edgellm.spec.stats import Summary
+from edgellm.spec.stream import TextDelta
 from edgellm.spec.types import Channel, Notice, PromptProgress
 
 _ABOUT = """JSON, whole or in chunks, as OpenAI's own documentation describes it, with `timings` as llama.cpp has
@@ -168,11 +169,11 @@ def _finish_reason(summary: Summary, calls: int) -> str:
 def _token_infos(deltas: Sequence[TextDelta]) -> list[Json]:
     return [
         {
-            "id": token.id, "text": delta.text if number == len(delta.tokens) else "", "source": token.source,
-            "channel": token.channel, "confidence": rounded(token.confidence), "round": token.round,
+            "id": token.id, "text": text, "source": token.source, "channel": token.channel,
+            "confidence": rounded(token.confidence), "round": token.round,
         }
         for delta in deltas
-        for number, token in enumerate(delta.tokens, 1)
+        for token, text in delta.parts()
     ]  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from edgellm.engine import ToolCall
 from edgellm.http.schemas.errors import ApiError
 from edgellm.llm.tools.values import write_json
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import Channel, Notice, PromptProgress, Token
+from edgellm.spec.stream import TextDelta
+from edgellm.spec.types import Channel, Notice, PromptProgress
 
 Json: TypeAlias = Mapping[str, Any]
 """A JSON object."""
@@ -44,18 +45,6 @@ FIGURES = (
     "share_offloaded", "retrieved", "rtt_ms_p50", "bytes_up", "bytes_down",
 )  # fmt: skip
 """Figures of a `Summary` in our extension of a reply, and the median wait for a verdict of a verifier behind a link."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """Whole characters of one channel, and their tokens: several where a character spans several."""
-
-    text: str
-    tokens: tuple[Token, ...]
-
-    @property
-    def channel(self) -> Channel:
-        return self.tokens[0].channel if self.tokens else Channel.ANSWER
 
 
 Event: TypeAlias = TextDelta | ToolCall | Notice | PromptProgress | Summary
