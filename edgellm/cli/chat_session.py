@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, PairOptions
 from edgellm.cli.views.console import announce, counted, say
@@ -63,16 +63,9 @@ class StoredConversation:
             self.on = False
 
 
-class ChatTurn(NamedTuple):
-    """A question, with the texts that are sent with it, and its replies, mostly one."""
-
-    question: Message
-    replies: tuple[Message, ...] = ()
-
-
 class Chat:
-    """The turns so far. `context` texts, by name, are sent with the first question, and with the first after `clear`.
-    The oldest turns are not sent where they do not fit the model's context, but in the stored copy they stay."""
+    """The messages so far. `context` texts, by name, are sent with the first question, and the first after `clear`.
+    The oldest messages are not sent where they do not fit the model's context, but in the stored copy they stay."""
 
     def __init__(
         self, pair: LLM, options: ReplyOptions, *, context: Sequence[tuple[str, str]] = (), system: str | None = None,
@@ -83,21 +76,16 @@ class Chat:
         self.pair, self.system, self.context = pair, system, dict(context)
         self.summary: Summary | None = None  # the last reply's; None before the first one of a conversation
         self._options, self._stored, self._reports = options, stored, reports
-        self._turns: list[ChatTurn] = []
-        self._asked: ChatTurn | None = None
-        for at, (role, text) in enumerate(() if stored is None else stored.conversation.turns):
-            if role == "system" and at == 0:
-                self.system = system or text
-            elif role == "user" or not self._turns:
-                self._turns.append(ChatTurn(Message(role, text)))
-            else:
-                question, replies = self._turns.pop()
-                self._turns.append(ChatTurn(question, (*replies, Message(role, text))))
+        self._said = [] if stored is None else [Message(*turn) for turn in stored.conversation.turns]
+        self._asked: Message | None = None
+        if self._said and self._said[0].role == "system":
+            self.system = system or self._said[0].content
+            del self._said[0]
 
     @property
     def turns(self) -> list[tuple[str, str]]:
         """Return roles and texts of all messages but the system prompt; questions without the context texts."""
-        return [(one.role, one.content) for turn in self._turns for one in (turn.question, *turn.replies)]
+        return [(one.role, one.content) for one in self._said]
 
     def use(self, pair: LLM) -> None:
         """Have other models answer from now on."""
@@ -117,10 +105,10 @@ class Chat:
         """Remove a text, also from the question with which it was sent; return False if there is none of that name."""
         if (text := self.context.pop(name, None)) is None:
             return False
-        for place, (question, replies) in enumerate(self._turns):
-            if text in question.context:
-                left = tuple(one for one in question.context if one != text)
-                self._turns[place] = ChatTurn(replace(question, context=left), replies)
+        for place, message in enumerate(self._said):
+            if text in message.context:
+                left = tuple(one for one in message.context if one != text)
+                self._said[place] = replace(message, context=left)
                 self.pair.forget_prompts()
                 self._save()
         return True
@@ -129,12 +117,12 @@ class Chat:
         """Return the reply to `prompt`, which is not kept after an error, by the options but for some `changes`."""
         if self._reports is not None:
             self._reports.reply_started()
-        sent = {text for turn in self._turns for text in turn.question.context}
-        question = Message("user", prompt, context=tuple(one for one in self.context.values() if one not in sent))
-        self._asked = ChatTurn(question)
+        sent = {text for message in self._said for text in message.context}
+        context = tuple(one for one in self.context.values() if one not in sent)
+        self._asked = Message("user", prompt, context=context)
         options = replace(self._options, truncation="auto", **changes)
         try:
-            return self.pair.reply([*self._messages(), question], options)
+            return self.pair.reply([*self._messages(), self._asked], options)
         except PromptTooLong:
             raise self._too_long(prompt) from None
 
@@ -157,9 +145,8 @@ class Chat:
         )
 
     def _messages(self) -> list[Message]:
-        """Return the system prompt and the messages of all turns."""
-        opening = [Message("system", self.system)] if self.system else []
-        return [*opening, *(one for turn in self._turns for one in (turn.question, *turn.replies))]
+        """Return the system prompt and all other messages."""
+        return [*([Message("system", self.system)] if self.system else []), *self._said]
 
     def add_reply(self, summary: Summary) -> None:
         """Add the finished reply to the conversation: a stopped one as far as it got, an empty one not at all."""
@@ -167,25 +154,26 @@ class Chat:
         if self._reports is not None:
             self._reports.reply_finished(summary)
         if summary.text and self._asked is not None:
-            self.put_back(ChatTurn(self._asked.question, (Message("assistant", summary.text),)))
+            self.put_back([self._asked, Message("assistant", summary.text)])
 
-    def undo(self) -> ChatTurn | None:
-        """Take back the last question and its reply, and return them; None if there are none."""
-        if not self._turns:
-            return None
+    def undo(self) -> list[Message]:
+        """Take back the last question and what followed it, mostly a reply, and return them, if there are any."""
+        if not self._said:
+            return []
         self.pair.forget_prompts()
-        turn = self._turns.pop()
+        begin = max((at for at, message in enumerate(self._said) if message.role == "user"), default=0)
+        taken, self._said = self._said[begin:], self._said[:begin]
         self._save()
-        return turn
+        return taken
 
-    def put_back(self, turn: ChatTurn) -> None:
+    def put_back(self, messages: Sequence[Message]) -> None:
         """Append a question and its reply."""
-        self._turns.append(turn)
+        self._said += messages
         self._save()
 
     def clear(self) -> None:
         """Forget all messages; the stored copy stays, and a new copy begins."""
-        self._turns, self.summary = [], None
+        self._said, self.summary = [], None
         if self._stored is not None:
             self._stored.begin()
 
@@ -193,8 +181,8 @@ class Chat:
         self.pair.close()
 
     def _save(self) -> None:
-        if self._stored is not None and (self._turns or self._stored.conversation.turns):
-            self._stored.save([one.whole() for one in self._messages()] if self._turns else [])
+        if self._stored is not None and (self._said or self._stored.conversation.turns):
+            self._stored.save([one.whole() for one in self._messages()] if self._said else [])
 
 
 RECALLED = 2**16

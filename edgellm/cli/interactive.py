@@ -161,22 +161,23 @@ class Conversing:
     def _ask_again(self, same: str, **changes: Any) -> None:
         """Print another reply to the last question, and `same` if it is the former one."""
         session = self.session
-        if (turn := session.undo()) is None:
+        if not (taken := session.undo()):
             _note("There is no question to ask again.")
             return
-        _note(f"> {one_line(turn.question.content)}")
+        question, *replies = taken
+        _note(f"> {one_line(question.content)}")
         added = False
         try:
-            added = self.answer(turn.question.content, **changes)
+            added = self.answer(question.content, **changes)
         finally:
             if not added:
-                session.put_back(turn)
-        if same and session.turns[-1][1] in [reply.content for reply in turn.replies]:
+                session.put_back(taken)
+        if same and session.turns[-1][1] in [reply.content for reply in replies]:
             _note(same)
 
     def undo(self, _: str) -> None:
-        turn = self.session.undo()
-        _note("There is nothing to undo." if turn is None else f"Taken back: {one_line(turn.question.content)}")
+        taken = self.session.undo()
+        _note(f"Taken back: {one_line(taken[0].content)}" if taken else "There is nothing to undo.")
 
     def set_system(self, words: str) -> None:
         session = self.session

@@ -83,18 +83,17 @@ def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(
     forgotten = calls_of(monkeypatch, LLM, "forget_prompts")
     said(chat, "Which colour?", "Red.")
     said(chat, "Sure?", "Yes.")
-    turn = chat.undo()
-    assert turn is not None
-    assert [turn.question, *turn.replies] == [Message("user", "Sure?"), Message("assistant", "Yes.")]
+    taken = chat.undo()
+    assert taken == [Message("user", "Sure?"), Message("assistant", "Yes.")]
     assert len(forgotten) == 1, "nor is what was read kept on disk"
     assert [text for _, text in History().latest().turns] == ["Be kind.", FIRST[1][1], "Red."]
-    chat.put_back(turn)
+    chat.put_back(taken)
     assert len(History().all()) == 1
     assert chat.turns == [("user", "Which colour?"), ("assistant", "Red."), ("user", "Sure?"), ("assistant", "Yes.")]
     chat.undo()
     chat.undo()
     assert History().all() == [], "nothing of it is left in the store"
-    assert chat.undo() is None
+    assert chat.undo() == []
     chat.ask("Which colour?")
     assert sent(asked) == FIRST, "with the context again"
 
