@@ -14,7 +14,7 @@ from edgellm.spec.drafting.acceptance import EvidenceAcceptance
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import Bid, DraftPolicy
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.retriever import DraftIndex, PastConversation, Retriever
+from edgellm.spec.ngram.retriever import DraftIndex, Retriever
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, SEPARATOR, DraftSource, Offer
 from edgellm.spec.ngram.sources import ContextIndex as Seen
@@ -173,8 +173,7 @@ class Ours:
 
     def end(self, case: Reply) -> None:
         self._memory.give()
-        self._memory.add(PastConversation(case.prompt.tolist(), case.reply))
-        self._memory.index_pending()
+        self._memory.add(case.prompt.tolist(), case.reply)
 
 
 class _Mute(DraftSource):

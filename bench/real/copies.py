@@ -25,7 +25,7 @@ from edgellm.llm.drafting import continues_word
 from edgellm.spec.drafters.model import HybridDrafter
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
-from edgellm.spec.ngram.retriever import DraftIndex, PastConversation
+from edgellm.spec.ngram.retriever import DraftIndex
 from edgellm.spec.protocols import GenerationLimits, GenerationState
 from edgellm.spec.types import Decision, Round, Verdict
 from edgellm.storage.model_files import resolve
@@ -52,7 +52,7 @@ def speed(prompt: Sequence[int], reply: Sequence[int], index: DraftIndex, names:
             state.append(token)
     drafter.end()
     index.give()
-    index.add(PastConversation(prompt, reply))
+    index.add(prompt, reply)
     return len(reply) * table[1] / spent
 
 

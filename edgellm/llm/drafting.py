@@ -10,7 +10,7 @@ from edgellm.errors import EdgeError
 from edgellm.llm.cost_curves import LINK_CURVE, ModelCurve
 from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
 from edgellm.spec.drafting.policy import DraftPolicy
-from edgellm.spec.ngram.retriever import DraftIndex, PastConversation, Retriever
+from edgellm.spec.ngram.retriever import DraftIndex, Retriever
 from edgellm.spec.params import has
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.sampling import ReplyGrammar
@@ -58,8 +58,7 @@ class Drafting:
         """Add a complete reply and its prompt, once anything is to be copied."""
         with self._lock:
             if self._opened is not None:
-                self._opened.add(PastConversation(prompt.tolist(), reply))
-                self._opened.index_pending()
+                self._opened.add(prompt.tolist(), reply)
 
     def begin(self, sources: Collection[str], grammar: ReplyGrammar | None = None) -> Retriever | None:
         """Return a retriever from `sources` for one reply, by `grammar`, until `end`; None while another reply uses the

@@ -327,7 +327,7 @@ def _drafter(
     from edgellm.spec.drafters.model import HybridDrafter
 
     if plan.speculates:
-        drafter = mechanism("speculators").SpeculatorDrafter(plan.verifier, is_eog)
+        drafter = mechanism("speculators").SpeculatorDrafter(is_eog)
     policy, name = drafting.index.policy, "speculator" if plan.speculates else DRAFT_MODEL
     if own is not None and engine.draft is not None and not engine.linked:
         _introduce(engine, engine.draft, policy)

@@ -81,8 +81,10 @@ class VerdictTerms:
 class GenerationState:
     """A running reply: its prompt, the committed tokens, how tokens are drawn, and settings for the models.
 
-    Only the decoding loop appends to it and enters channels; nothing else changes.
+    Only the decoding loop appends to it and enters channels, and a verifier in this process adds its speculator.
     """
+
+    speculator: Speculator | None = None
 
     def __init__(
         self, prompt: Ids = NO_IDS, sampling: Sampling = GREEDY, limits: GenerationLimits = GenerationLimits(), *,
@@ -436,10 +438,6 @@ class Verifier(ABC):
     def use_curve(self, curve: CostCurve) -> None:
         """Choose the pieces in which prompts are read by a measured cost curve."""
         return
-
-    def speculator(self, state: GenerationState) -> Speculator | None:
-        """Return the speculator of the open session of a reply, if any."""
-        return None
 
     def locate(self, elsewhere: Elsewhere) -> None:
         """Note that the verifier is in other processes."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -17,9 +16,6 @@ from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verif
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Expected, Ids, Verdict
 from edgellm.spec.verification import Judgement
-
-if TYPE_CHECKING:
-    from edgellm.engine.speculators.speculator import Speculator
 
 EXTRA_TOKENS = 7  # further tokens of a verdict for a reply without a draft model, where asking again is slow
 
@@ -37,7 +33,6 @@ class LocalVerifier(Verifier):
         self._capabilities = Capabilities(
             model.name, spec.n_ctx, logprobs=True, penalties=True, grammars=True, speculator=speculator
         )
-        self._replies: WeakValueDictionary[GenerationState, _OwnContext] = WeakValueDictionary()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -47,69 +42,44 @@ class LocalVerifier(Verifier):
     def shared(self) -> int:
         return sum(context.native.shared for context in self._all)
 
-    def take(self) -> Context:
-        """Return the context that was given back last, or a new one."""
+    def open(self, state: GenerationState) -> Session:
         try:
-            return self._idle.pop()
+            context = self._idle.pop()
         except IndexError:
             self._all.append(context := Context(self.model, self._spec, prompt_cache=self._prompt_cache))
-            return context
+        context.set_cancel(state.should_stop, state.prompt_progress(self.model.name))
+        context.fill(state.terms.widths)
+        state.speculator = context.speculator
 
-    def give(self, context: Context) -> None:
-        """Take a context back, for the next session."""
-        self._idle.append(context)
+        def close() -> None:
+            context.set_cancel(None)
+            self._idle.append(context)
 
-    def speculator(self, state: GenerationState) -> Speculator | None:
-        reply = self._replies.get(state)
-        return None if reply is None or reply.context is None else reply.context.speculator
+        return Session(state, partial(self._answer, context, state), grammar=self.model.grammar, close=close)
 
-    def open(self, state: GenerationState) -> Session:
-        reply = self._replies[state] = _OwnContext(self, state)
-        return Session(state, reply.send, grammar=self.model.grammar, close=reply.close)
+    def _answer(self, context: Context, state: GenerationState, request: VerifyRequest) -> Future[Verdict]:
+        """Compute the verdict at once: a pass over the uncached text and the draft, then up to `extra` tokens."""
+        job, prefix = Judgement(request, request.prefix), request.prefix
+        request.computed = request.cached = context.sync(prefix)
+        if state.terms.expect is not None:
+            progress = state.prompt_progress(self.model.name)
+            report_expected(context, prefix, request.computed, state.terms.expect, progress)
+            request.computed = context.sync(prefix)
+        needs_pass = True
+        while needs_pass:
+            began, drafted = perf_counter(), len(job.remaining)
+            ids = np.concatenate((job.ids[request.computed :], job.remaining.ids))
+            rows = context.decode(ids, outputs=drafted + 1)
+            needs_pass = job.judge(rows, drafted, self.model.is_eog)
+            context.rollback(request.computed)
+            job.seconds += perf_counter() - began
+        return settled(job.verdict())
 
     def close(self) -> None:
         """Close every context, including those still in use."""
         self._idle.clear()
         while self._all:
             self._all.pop().close()
-
-
-class _OwnContext:
-    """A context whose cache follows one reply."""
-
-    def __init__(self, verifier: LocalVerifier, state: GenerationState) -> None:
-        self._verifier, self._expect, self._is_eog = verifier, state.terms.expect, verifier.model.is_eog
-        self._progress = state.prompt_progress(verifier.model.name)
-        context = verifier.take()
-        context.set_cancel(state.should_stop, self._progress)
-        context.fill(state.terms.widths)
-        self.context: Context | None = context
-
-    def send(self, request: VerifyRequest) -> Future[Verdict]:
-        """Compute the verdict at once: a pass over the uncached text and the draft, then up to `extra` tokens."""
-        if (context := self.context) is None:
-            raise RuntimeError("this session is closed")
-        job = Judgement(request, request.prefix)
-        request.computed = request.cached = context.sync(request.prefix)
-        if self._expect is not None:
-            report_expected(context, request.prefix, request.computed, self._expect, self._progress)
-            request.computed = context.sync(request.prefix)
-        needs_pass = True
-        while needs_pass:
-            began, drafted = perf_counter(), len(job.remaining)
-            ids = np.concatenate((job.ids[request.computed :], job.remaining.ids))
-            rows = context.decode(ids, outputs=drafted + 1)
-            needs_pass = job.judge(rows, drafted, self._is_eog)
-            context.rollback(request.computed)
-            job.seconds += perf_counter() - began
-        return settled(job.verdict())
-
-    def close(self) -> None:
-        """Give the context back."""
-        if self.context is not None:
-            self.context.set_cancel(None)
-            self._verifier.give(self.context)
-            self.context = None
 
 
 def report_expected(

@@ -51,7 +51,7 @@ def run(
         model.chat_prompt([Message("user", QUESTION)]), sampling, GenerationLimits(most, 256, gamma=4)
     )
     stats = Summary()
-    drafter = SpeculatorDrafter(verifier, model.is_eog) if drafts else None
+    drafter = SpeculatorDrafter(model.is_eog) if drafts else None
     return tokens(going(state, drafter, verifier, vocabulary=model, stats=stats)), stats
 
 
@@ -106,7 +106,7 @@ def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Arch
         verifier = verify(model)
         for rules, drafted in ((DraftRules(), 1), (DraftRules(floors=lambda: [1.0]), 0)):
             state = GenerationState(model.chat_prompt([Message("user", QUESTION)]), rules=rules)
-            session, drafter = verifier.open(state), SpeculatorDrafter(verifier, model.is_eog)
+            session, drafter = verifier.open(state), SpeculatorDrafter(model.is_eog)
             session.submit(state.ids, Chunk())
             drafter.begin(state)
             state.append(5)

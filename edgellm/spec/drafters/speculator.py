@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from edgellm.engine.speculators.speculator import Speculator
 from edgellm.spec.drafters.model import ChunkBuilder
-from edgellm.spec.protocols import Drafter, GenerationState, Verifier
+from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.sampling import top2
 from edgellm.spec.types import NO_CHUNK, Chunk
 
@@ -30,24 +30,15 @@ class SpeculatorDrafter(Drafter):
 
     needs_verdict = True
 
-    def __init__(self, verifier: Verifier, is_eog: Callable[[int], bool]) -> None:
-        self._verifier, self._is_eog = verifier, is_eog
-        self._speculator: Speculator | None = None
-
-    def begin(self, state: GenerationState) -> None:
-        """Take the speculator of the open session at the verifier."""
-        self._speculator = self._verifier.speculator(state)
+    def __init__(self, is_eog: Callable[[int], bool]) -> None:
+        self._is_eog = is_eog
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """Draft a chunk; an empty one before the verifier has read the prompt, and while not even a sure token would
         pay."""
         floors = state.rules.floors()
-        if self._speculator is None or (floors and floors[0] >= 1.0):
+        if state.speculator is None or (floors and floors[0] >= 1.0):
             return NO_CHUNK
         # A chunk ends where the next token would not pay.
         chunk = ChunkBuilder(state, min(gamma, state.tokens_left), floors=floors[1:])
-        return draft(self._speculator, state, chunk, self._is_eog)
-
-    def end(self) -> None:
-        """Give the speculator back with the verifier's context."""
-        self._speculator = None
+        return draft(state.speculator, state, chunk, self._is_eog)

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgellm.spec.drafting.acceptance import Evidence, EvidenceAcceptance, evidence
 from edgellm.spec.drafting.policy import DraftPolicy
-from edgellm.spec.ngram.sources import ContextIndex, Cursor, DraftSource, HistoryIndex
+from edgellm.spec.ngram.sources import PROMPT_TAIL, ContextIndex, Cursor, DraftSource, HistoryIndex
 from edgellm.spec.params import SOURCES, mechanism
 from edgellm.spec.types import Chunk, Expected, Ids, Verdict
 
@@ -152,28 +152,6 @@ MOST_TOKENS = 60_000
 """Indexed tokens of past conversations: they take a few tenths of a second to index."""
 
 
-@dataclass(frozen=True, slots=True)
-class PastConversation:
-    """A past conversation as tokens: its prompt, or the end of it, and its reply."""
-
-    prompt: Sequence[int]
-    reply: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.reply)
-
-
-def recent(conversations: list[PastConversation]) -> list[PastConversation]:
-    """Return all conversations; if these have more than MOST_TOKENS, only the latest, with about half of that."""
-    if sum(map(len, conversations)) <= MOST_TOKENS:
-        return conversations
-    kept, at = 0, len(conversations)
-    while kept <= MOST_TOKENS // 2:
-        at -= 1
-        kept += len(conversations[at])
-    return conversations[at:]
-
-
 class DraftIndex:
     """The texts that one verifier's drafts are copied from, and its draft policy. An index serves one reply at a time;
     concurrent replies do without."""
@@ -182,8 +160,8 @@ class DraftIndex:
         """Start empty. `inside` tells whether a token continues a word, `is_eog` whether it ends the turn."""
         self.policy, self._inside, self._is_eog = policy, inside, is_eog
         self._context, self._history = ContextIndex(), HistoryIndex()
-        self._conversations: list[PastConversation] = []
-        self._pending: list[PastConversation] = []
+        self._past: list[tuple[Sequence[int], Sequence[int]]] = []  # ends of prompts, with replies, the oldest first
+        self._indexed = 0  # those that the history has
         self._busy = threading.Lock()
 
     def take(self, names: Collection[str], forced: Callable[[Ids], Sequence[int]] | None = None) -> Retriever | None:
@@ -206,28 +184,16 @@ class DraftIndex:
         """Give the index back after a reply."""
         self._busy.release()
 
-    @property
-    def tokens(self) -> int:
-        """Return the number of tokens of past conversations."""
-        return sum(map(len, (*self._conversations, *self._pending)))
-
-    def add(self, conversation: PastConversation) -> None:
-        """Add a finished conversation; it is searched from the next reply on."""
-        self._pending = recent([*self._pending, conversation])
-
-    def index_pending(self) -> None:
-        """Index new conversations now, while no reply waits for it; do nothing while a reply uses the index."""
-        if self._busy.acquire(blocking=False):
-            try:
-                self._index()
-            finally:
-                self._busy.release()
+    def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
+        """Add a conversation that is over; it is searched from the next reply on."""
+        self._past.append((prompt[-PROMPT_TAIL:], reply))
 
     def _index(self) -> None:
-        """Index new conversations; if they become too many, drop the older half."""
-        new, self._pending = self._pending, []
-        known, self._conversations = len(self._conversations) + len(new), recent([*self._conversations, *new])
-        if len(self._conversations) < known:
-            self._history, new = HistoryIndex(), self._conversations
-        for conversation in new:
-            self._history.add(conversation.prompt, conversation.reply)
+        """Index new conversations; if all have more than `MOST_TOKENS`, only the latest, with about half of that."""
+        sizes = np.cumsum([len(prompt) + len(reply) for prompt, reply in reversed(self._past)])
+        if len(sizes) and sizes[-1] > MOST_TOKENS:
+            del self._past[: -1 - int(sizes.searchsorted(MOST_TOKENS // 2))]
+            self._history, self._indexed = HistoryIndex(), 0
+        for prompt, reply in self._past[self._indexed :]:
+            self._history.add(prompt, reply)
+        self._indexed = len(self._past)

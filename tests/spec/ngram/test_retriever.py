@@ -13,7 +13,7 @@ from edgellm.spec.drafters.model import HybridDrafter
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.loop import merge
-from edgellm.spec.ngram.retriever import MOST_TOKENS, DraftIndex, PastConversation
+from edgellm.spec.ngram.retriever import MOST_TOKENS, DraftIndex
 from edgellm.spec.ngram.sources import HistoryIndex
 from edgellm.spec.params import SOURCES
 from edgellm.spec.protocols import Drafter, GenerationLimits, GenerationState
@@ -49,7 +49,7 @@ def events(
         return list(going(state, HybridDrafter(known.policy, copies, model, 3), verifier, stats=stats)), stats
     finally:
         known.give()
-        known.add(PastConversation(prompt, stats.ids))
+        known.add(prompt, stats.ids)
 
 
 def plain(prompt: list[int], verifier: FakeVerifier) -> list[int]:
@@ -187,16 +187,19 @@ def test_what_the_small_model_drafts_is_continued_by_a_copy() -> None:
     assert (alone.ids.tolist(), alone.tail) == ([2, 3, 4], 0)
 
 
-def test_the_past_is_bounded() -> None:
+def test_the_past_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    indexed: list[int] = []
+    monkeypatch.setattr(HistoryIndex, "__init__", lambda _self: indexed.clear())
+    monkeypatch.setattr(HistoryIndex, "add", lambda _self, prompt, reply: indexed.append(len(prompt) + len(reply)))
     known = memory()
-    talk = PastConversation(list(range(1, 201)), list(range(1, 201)))
     for at in range(4 * MOST_TOKENS // 400):
-        known.add(talk)
+        known.add(list(range(1, 201)), list(range(1, 401)))
         if at % 50 == 0:
-            known.index_pending()
-        assert known.tokens <= MOST_TOKENS + 51 * 400
-    known.index_pending()
-    assert MOST_TOKENS // 4 <= known.tokens <= MOST_TOKENS
+            assert known.take(SOURCES) is not None
+            known.give()
+            assert sum(indexed) <= MOST_TOKENS
+    assert known.take(SOURCES) is not None
+    assert MOST_TOKENS // 2 <= sum(indexed) <= MOST_TOKENS
 
 
 def test_what_a_schema_forces_is_offered_until_the_model_divides_it_otherwise() -> None:
@@ -212,22 +215,6 @@ def test_what_a_schema_forces_is_offered_until_the_model_divides_it_otherwise() 
     assert list(copies.offers(lambda _: 0.0, 1).ids) == [8]
     assert copies.follow(np.array([1, 2, 5, 9, 8], dtype=np.int32)) == 0
     assert not copies.offers(lambda _: 0.0, 9).ids
-
-
-def test_what_was_said_is_made_ready_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = memory()
-    indexed: list[int] = []
-    monkeypatch.setattr(HistoryIndex, "add", lambda _self, prompt, _reply: indexed.append(len(prompt)))
-    known.add(PastConversation([1, 2, 3], [4]))
-    assert known.take(SOURCES) is not None
-    assert indexed == [3]
-    known.add(PastConversation([1, 2], [4]))
-    known.index_pending()
-    assert indexed == [3], "a reply is reading in it"
-    known.give()
-    known.index_pending()
-    known.index_pending()
-    assert indexed == [3, 2]
 
 
 def taken(
