@@ -7,7 +7,7 @@ alone (`client/verifier_selection.py`).
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,12 +17,12 @@ import numpy as np
 
 from edgellm.engine import Vocabulary
 from edgellm.engine.grammar.json_schema import MAX_SCHEMA
-from edgellm.errors import SAME_VERSION, ContextFull, ProtocolError, VocabularyMismatch
+from edgellm.errors import SAME_VERSION, ContextFull, InvalidOption, ProtocolError, VocabularyMismatch
 from edgellm.rpc.channel import HELLO, MAX_CHUNK, MAX_EXTRA
 from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.identity import DeviceID
-from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MIN_REPEAT, ReplyOptions
+from edgellm.spec.params import MAX_LOGPROBS, ReplyOptions
 from edgellm.spec.protocols import HERE, Capabilities, Tenant, VerifyRequest
 from edgellm.spec.sampling import Choice, ModelSampling
 from edgellm.spec.types import NO_IDS, Chunk, Constraint, Ids, Logprobs, Penalties, Sampling, Verdict
@@ -31,6 +31,7 @@ from edgellm.system import cache_dir
 
 _MAX_AFTER = 64  # tokens that end a thought
 _ROUNDED = 1e-4  # rounding by which a log-probability may exceed 0
+_ALL_SAID = ModelSampling(0.0)  # for a message that leaves nothing to the model
 
 
 def write_open(sampling: Sampling, fingerprint: str, model: str = "") -> pb.DeviceFrame:
@@ -52,18 +53,21 @@ def write_sampling(sampling: Sampling) -> pb.Sampling:
 
 
 def read_sampling(message: pb.Sampling) -> Sampling:
-    """Return the sampling parameters of an Open, checked. Raises ProtocolError: a number that cannot be meant."""
-    if not (math.isfinite(message.temperature) and message.temperature >= 0.0):
-        refuse(f"The temperature {message.temperature} is invalid.")
-    if not 0.0 < message.top_p <= 1.0:
-        refuse(f"The top_p {message.top_p} is invalid.")
-    if not 0.0 <= message.min_p <= 1.0:
-        refuse(f"The min_p {message.min_p} is invalid.")
-    penalties = _read_penalties(message.penalties) if message.HasField("penalties") else None
+    """Return the sampling parameters of an Open, checked as those of a reply here are. Raises ProtocolError: a number
+    that cannot be meant."""
+    said = message.penalties if message.HasField("penalties") else pb.Penalties(repeat=1.0)
+    if len(said.ids) != len(said.bias) or any(one >= other for one, other in pairwise(said.ids)):
+        refuse(f"{len(said.ids)} ids come with {len(said.bias)} biases, or are not ascending.")
+    try:
+        asked = ReplyOptions(
+            temperature=message.temperature, top_k=message.top_k, top_p=message.top_p, min_p=message.min_p,
+            seed=message.seed, repeat_penalty=said.repeat, frequency_penalty=said.frequency,
+            presence_penalty=said.presence, logit_bias=dict(zip(said.ids, said.bias, strict=True)),
+        )  # fmt: skip
+    except InvalidOption as error:
+        refuse(error.what)
     constraint = _read_constraint(message.constraint) if message.HasField("constraint") else None
-    return Sampling(
-        message.temperature, message.top_k, message.top_p, message.seed, message.min_p, penalties, constraint
-    )
+    return replace(asked.sampling(_ALL_SAID, said.start), constraint=constraint)
 
 
 def write_wanted(sampling: ModelSampling) -> pb.Sampling:
@@ -91,21 +95,6 @@ def _write_penalties(penalties: Penalties) -> pb.Penalties:
         repeat=penalties.repeat, frequency=penalties.frequency, presence=penalties.presence, start=penalties.start,
         ids=[token for token, _ in penalties.bias], bias=[amount for _, amount in penalties.bias],
     )  # fmt: skip
-
-
-def _read_penalties(message: pb.Penalties) -> Penalties:
-    amounts = {"repeat": message.repeat, "frequency": message.frequency, "presence": message.presence}
-    for name, amount in amounts.items():
-        if not -MAX_BIAS <= amount <= MAX_BIAS or (name == "repeat" and amount < MIN_REPEAT):  # NaN fails, too
-            refuse(f"The {name} penalty {amount} is invalid.")
-    ids, bias = list(message.ids), list(message.bias)
-    if len(ids) != len(bias) or len(ids) > MAX_BIASES or any(one >= other for one, other in pairwise(ids)):
-        refuse(f"{len(ids)} ids come with {len(bias)} biases, or are not ascending.")
-    if not all(-MAX_BIAS <= amount <= MAX_BIAS for amount in bias):
-        refuse("A bias is invalid.")
-    return Penalties(
-        message.repeat, message.frequency, message.presence, tuple(zip(ids, bias, strict=True)), message.start
-    )
 
 
 def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
