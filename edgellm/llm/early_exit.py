@@ -95,8 +95,6 @@ _HEAD_ROWS = 4  # most rows that go through the head together, which is cheaper 
 class EarlyExitDrafter(ModelDrafter):
     """A drafter with a model that is cut in two."""
 
-    exits = True
-
     def __init__(
         self, lower: Model, upper: Model, spec: ContextSpec, *, threshold: float, layers: tuple[int, ...] = (),
         shared: int | None = None,

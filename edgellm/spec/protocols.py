@@ -439,10 +439,6 @@ class Verifier(ABC):
         """Choose the pieces in which prompts are read by a measured cost curve."""
         return
 
-    def locate(self, elsewhere: Elsewhere) -> None:
-        """Note that the verifier is in other processes."""
-        self.elsewhere = elsewhere
-
     @abstractmethod
     def open(self, state: GenerationState) -> Session:
         """Return a session for the reply. Raise VerifierUnreachable without an answer, and VocabularyMismatch."""

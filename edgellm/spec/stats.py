@@ -1,6 +1,6 @@
 """A reply's statistics, counted while it is written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -83,7 +83,7 @@ class Summary:
         self.drafted += n
         self.chunks += n > 0
         self.chunks_thinking += n > 0 and thinks
-        self.exits += sum(layer is not None for layer in chunk.exit_layers or ())
+        self.exits += sum(one.exit_layer is not None for one in chunk.drafted)
         self.from_context += chunk.from_context
         if verdict is None:
             return
@@ -120,14 +120,6 @@ class Summary:
         if token.channel is Channel.THINKING:
             self.thinking_tokens += 1
             self._thinking_from_verifier += token.source in _VERIFIED_SOURCES
-
-    def insert(self, ids: Sequence[int]) -> None:
-        """Add tokens that no model wrote, and that are not yielded."""
-        self.ids += ids
-
-    def finish(self, reason: str) -> None:
-        """Record the `finish_reason`."""
-        self.finish_reason = reason
 
     def stop(self, token: int, source: Source) -> None:
         """Record that `token` from `source` ended the turn. No bonus follows an accepted token then."""

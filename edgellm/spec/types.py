@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
-Flags: TypeAlias = npt.NDArray[np.bool_]
 
 NO_IDS: Ids = np.empty(0, dtype=np.int32)
 NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
@@ -119,12 +118,14 @@ class Distribution:
     probs: Floats
 
 
-class ContextMatch(NamedTuple):
-    """The matches in the context for each place of a chunk, shapes (n,)."""
+class Drafted(NamedTuple):
+    """The facts about a token that a draft model has drafted."""
 
-    tokens: Ids  # the token that followed the longest match; -1 without a match
-    matched: Ids  # length of the match
-    copied: Flags  # whether the token replaced the model's own draft
+    exit_layer: int | None = None  # layer after which the model exited, from 0; None at full depth
+    logits: Floats | None = None  # the model's (n_vocab,), if requested
+    offered: int = -1  # the token that followed the longest match in the context; -1 without a match
+    matched: int = 0  # length of the match
+    copied: bool = False  # whether the offered token replaced the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +139,10 @@ class Chunk:
     retrieved: bool = False  # all tokens are copied
     importance: Floats = field(default_factory=lambda: NO_FLOATS)
     """Mean attention to a token from itself and later drafted tokens, 0 without any; empty if not measured."""
-    exit_layers: tuple[int | None, ...] | None = None
-    """Layers after which the draft model exited, from 0, None at full depth; None as a whole without early exit."""
-    logits: tuple[Floats, ...] | None = None  # the draft model's (n_vocab,), if requested; empty for a copied token
+    drafted: tuple[Drafted, ...] = ()  # facts about each token; empty where none are known
     ahead: int = 0  # first tokens, which were drafted while waiting for a verdict
     tail: int = 0  # last tokens, which were copied after a model's draft
     reason: str = ""  # why it is as long, if explanations are requested
-    context_match: ContextMatch | None = None  # set by a drafter that looks tokens up in the context
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -152,39 +150,33 @@ class Chunk:
     @property
     def from_context(self) -> int:
         """Return the number of tokens taken from the context in place of the draft model's own."""
-        return 0 if self.context_match is None else int(np.count_nonzero(self.context_match.copied))
+        return sum(one.copied for one in self.drafted)
 
     def part(self, start: int, end: int) -> "Chunk":
         """Return the tokens from `start` to `end`, with all that is known of them."""
         n = len(self)
         if start == 0 and end >= n:
             return self
-        at, match = slice(start, end), self.context_match
+        at = slice(start, end)
         return replace(
             self, ids=self.ids[at], confidence=self.confidence[at], margin=self.margin[at],
-            importance=self.importance[at], exit_layers=self.exit_layers and self.exit_layers[at],
-            logits=self.logits and self.logits[at], tail=max(0, min(n, end) - max(start, n - self.tail)),
-            context_match=match and ContextMatch._make(facts[at] for facts in match),
+            importance=self.importance[at], drafted=self.drafted[at],
+            tail=max(0, min(n, end) - max(start, n - self.tail)),
         )  # fmt: skip
 
     def then(self, other: "Chunk") -> "Chunk":
         """Return the concatenation with a chunk of the same drafter, or with copies, of which less is known."""
         if not len(self):
             return other
-        n, match = len(other), None
-        if self.context_match is not None and other.context_match is not None:
-            match = ContextMatch._make(map(np.concatenate, zip(self.context_match, other.context_match, strict=True)))
-        exits, logits = other.exit_layers or (None,) * n, other.logits or (NO_FLOATS,) * n
+        n = len(other)
         measured = [one.importance if len(one.importance) else np.zeros_like(one.confidence) for one in (self, other)]
         return replace(
             self, ids=np.concatenate((self.ids, other.ids)),
             confidence=np.concatenate((self.confidence, other.confidence)),
             margin=np.concatenate((self.margin, other.margin)),
             importance=np.concatenate(measured) if len(self.importance) + len(other.importance) else NO_FLOATS,
-            exit_layers=self.exit_layers and (*self.exit_layers, *exits),
-            logits=self.logits and (*self.logits, *logits),
+            drafted=self.drafted and (*self.drafted, *(other.drafted or (Drafted(),) * n)),
             tail=n if other.retrieved else other.tail,
-            context_match=match,
         )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """What the context says where the draft model hesitates: where it is asked, who is told, what it never changes."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from edgellm.spec.ngram.sources import ContextIndex as Text
 from edgellm.spec.ngram.sources import ContextLookup, Disagreement, disagreements, lookup_threshold
 from edgellm.spec.protocols import DraftRules, GenerationState
 from edgellm.spec.sampling import ReplyGrammar, top2
-from edgellm.spec.types import GREEDY, Chunk, Constraint, ContextMatch, Sampling, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Constraint, Drafted, Sampling, Verdict
 from tests.spec.fakes import Listed
 from tests.spec.real import case, told
 
@@ -61,9 +62,7 @@ def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
         drafting = ChunkBuilder(GenerationState(of(7), sampling, rules=rules), 4, cursor=cursor)
         assert drafting.add(logits, top2(logits)) == wanted
         assert drafting.full() == (wanted != 9)  # a copy is no doubtful token any more
-        heard = drafting.build().context_match
-        assert heard is not None
-        assert (heard.tokens.tolist(), heard.matched.tolist(), heard.copied.tolist()) == ([9], [2], [wanted == 9])
+        assert drafting.build().drafted == (Drafted(offered=9, matched=2, copied=wanted == 9),)
 
 
 def test_a_copy_that_the_grammar_forbids_takes_no_place() -> None:
@@ -76,23 +75,20 @@ def test_a_copy_that_the_grammar_forbids_takes_no_place() -> None:
 def test_what_is_kept_of_a_chunk_keeps_what_was_said_of_it() -> None:
     def chunk(*some: int) -> Chunk:
         n = len(some)
-        heard = ContextMatch(of(*some), of(*range(n)), np.arange(n) % 2 == 0)
-        return Chunk(of(*some), np.ones(n, np.float32), np.ones(n, np.float32), context_match=heard)
+        heard = tuple(Drafted(offered=token, matched=at, copied=at % 2 == 0) for at, token in enumerate(some))
+        return Chunk(of(*some), np.ones(n, np.float32), np.ones(n, np.float32), drafted=heard)
 
     both = chunk(1, 2, 3).then(chunk(4, 5))
-    assert both.context_match is not None
-    assert both.context_match.tokens.tolist() == both.ids.tolist()
-    last = both.part(2, 4)
-    assert last.context_match is not None
-    assert (last.context_match.tokens.tolist(), last.context_match.matched.tolist()) == ([3, 4], [2, 0])
-    assert last.context_match.copied.tolist() == [True, True]
-    assert chunk(1).then(Chunk(of(2), np.ones(1, np.float32), np.ones(1, np.float32))).context_match is None
+    assert [one.offered for one in both.drafted] == both.ids.tolist()
+    assert both.part(2, 4).drafted == (Drafted(None, None, 3, 2, True), Drafted(None, None, 4, 0, True))
+    copied = Chunk(of(2), np.ones(1, np.float32), np.ones(1, np.float32))
+    assert chunk(1).then(copied).drafted == (Drafted(None, None, 1, 0, True), Drafted())
 
 
 def test_the_gate_is_told_of_agreement_dissent_and_copies() -> None:
     confidence = np.array([0.9, 0.5, 0.4], dtype=np.float32)
-    heard = ContextMatch(of(1, 9, 3), of(3, 7, 1), np.array([False, False, True]))
-    told = dict(zip(NAMES, signals(Chunk(of(1, 2, 3), confidence, confidence, context_match=heard), 4), strict=True))
+    heard = tuple(map(partial(Drafted, None, None), (1, 9, 3), (3, 7, 1), (False, False, True)))
+    told = dict(zip(NAMES, signals(Chunk(of(1, 2, 3), confidence, confidence, drafted=heard), 4), strict=True))
     assert told["agreement"] == pytest.approx(np.log(4))
     assert told["dissent"] == pytest.approx(np.log(8))
     assert told["copied"] == 1.0
@@ -102,8 +98,8 @@ def test_the_gate_is_told_of_agreement_dissent_and_copies() -> None:
 
 
 def test_who_was_right_is_seen_up_to_the_verdict() -> None:
-    heard = ContextMatch(of(1, 9, 5, 6), of(4, 4, 1, 4), np.zeros(4, dtype=np.bool_))
-    chunk = Chunk(of(1, 2, 3, 4), np.full(4, 0.5, np.float32), context_match=heard)
+    heard = tuple(map(partial(Drafted, None, None), (1, 9, 5, 6), (4, 4, 1, 4)))
+    chunk = Chunk(of(1, 2, 3, 4), np.full(4, 0.5, np.float32), drafted=heard)
     assert disagreements(chunk, Verdict(1, of(9))) == [Disagreement(0.5, False, True)]
     assert disagreements(chunk, Verdict(3, of(6))) == [Disagreement(0.5, True, False), Disagreement(0.5, False, True)]
     assert disagreements(Chunk(of(1), np.ones(1, np.float32)), Verdict(0, of(2))) == []
@@ -142,9 +138,8 @@ def test_what_is_drafted_ahead_is_looked_up_in_the_context_too(draft_model: Mode
         drafter = BranchingDrafter(draft_model, context)
         state = GenerationState(prompt, rules=DraftRules(lookup_below=1.0, context=ContextLookup(prompt)))
         plain = drafter.propose(state, 8)
-        assert plain.context_match is not None
         ahead = drafter.draft_many(state, [prompt], 8, lambda: False, whole=prompt, tail=0)
         assert ahead[0][1].ids.tolist() == plain.ids.tolist()
-        heard = ahead[0][1].context_match
-        assert heard is not None
-        assert heard.tokens.tolist() == plain.context_match.tokens.tolist()
+        heard = [one.offered for one in ahead[0][1].drafted]
+        assert max(heard) >= 0
+        assert heard == [one.offered for one in plain.drafted]

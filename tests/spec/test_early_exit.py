@@ -58,7 +58,7 @@ class Parts:
             token = draw(distribution(logits, sampling), sampling.seed, len(ids))
             ids = np.append(ids, token).astype(np.int32)
         assert chunk.ids.tolist() == ids[len(prefix) :].tolist()
-        assert chunk.exit_layers == tuple(exits)
+        assert [one.exit_layer for one in chunk.drafted] == exits
         np.testing.assert_allclose(chunk.confidence, [f.p1 for f in facts], atol=CLOSE)
         np.testing.assert_allclose(chunk.margin, [f.p1 - f.p2 for f in facts], atol=CLOSE)
 
@@ -122,11 +122,11 @@ def test_rows_wait_and_then_go_through_the_deeper_layers_in_one_batch(
     drafter, prompt = parts.drafter(0.0), prompts[1]
     body = len(prompt) - 4
     chunk = drafter.propose(GenerationState(prompt), 6)
-    assert chunk.exit_layers == (EXIT,) * 6
+    assert [one.exit_layer for one in chunk.drafted] == [EXIT] * 6
     assert deeper == [body]  # the prompt, but for the few rows that were read with the head
     drafter._threshold = 1.0
     prefix = np.concatenate((prompt, chunk.ids[:5], [7])).astype(np.int32)
-    assert drafter.propose(GenerationState(prefix), 3).exit_layers == (None,) * 3
+    assert [one.exit_layer for one in drafter.propose(GenerationState(prefix), 3).drafted] == [None] * 3
     assert deeper[1:] == [4 + 5 + 1, 1, 1]  # all that had waited with the correction; nothing a second time
     drafter.close()
 
@@ -157,5 +157,5 @@ def test_importance_is_measured_in_the_lower_layers(parts: Parts, prompts: list[
     chunks = [drafter.propose(GenerationState(prompt), 5) for prompt in prompts[:6]]
     for prompt, chunk in zip(prompts, chunks, strict=False):
         check_importance(chunk, None, parts.whole, prompt, atol=1e-4)
-    assert any(layer is not None for chunk in chunks for layer in chunk.exit_layers or ())
+    assert any(one.exit_layer is not None for chunk in chunks for one in chunk.drafted)
     drafter.close()

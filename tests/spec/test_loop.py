@@ -8,7 +8,7 @@ import pytest
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import merge
 from edgellm.spec.protocols import Gate, GenerationState
-from edgellm.spec.types import Chunk, Explanation, Source, Token, Verdict
+from edgellm.spec.types import Chunk, Drafted, Explanation, Source, Token, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, chain
 from tests.spec.running import BIG, PROMPT, SMALL, alone, ids, notices, run, tokens
 
@@ -53,8 +53,8 @@ def test_a_drafter_with_nothing_to_say_leaves_the_word_to_the_verifier_and_witho
 
 def test_what_is_known_of_a_drafted_token_stays_with_it() -> None:
     known = Chunk(
-        np.array([5, 6, 7], np.int32), np.array([0.5, 0.25, 1.0], np.float32), exit_layers=(5, None, 5),
-        importance=np.array([0.125, 0.75, 0.0], np.float32), ahead=1,
+        np.array([5, 6, 7], np.int32), np.array([0.5, 0.25, 1.0], np.float32),
+        drafted=(Drafted(5), Drafted(), Drafted(5)), importance=np.array([0.125, 0.75, 0.0], np.float32), ahead=1,
     )  # fmt: skip
     drafts = [
         Token(5, b"", Source.PARALLEL, 0.5, 0.125, 5, 3),

@@ -16,7 +16,7 @@ from edgellm.spec.ngram.sources import MIN_MATCH, Cursor
 from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.sampling import Top2, distribution, draw, penalised, top2
-from edgellm.spec.types import NO_CHUNK, NO_FLOATS, Chunk, ContextMatch, Floats, Ids, Round, Sampling
+from edgellm.spec.types import NO_CHUNK, NO_FLOATS, Chunk, Drafted, Floats, Ids, Round, Sampling
 
 if TYPE_CHECKING:
     from edgellm.spec.drafters.importance import AttentionMeter
@@ -44,9 +44,7 @@ class ChunkBuilder:
         self.ids: list[int] = []
         self._survival = 1.0
         self._facts: list[Top2] = []
-        self._exits: list[int | None] = []
-        self._logits: list[Floats] = []
-        self._matches: list[tuple[int, int, bool]] = []
+        self._drafted: list[Drafted] = []
 
     def add(self, logits: Floats, facts: Top2, exit_layer: int | None = None, *, keeps_logits: bool = False) -> int:
         """Add the next token, chosen from `logits` (n_vocab,), whose top two are `facts`, and return it."""
@@ -62,51 +60,43 @@ class ChunkBuilder:
             if grammar is not None:
                 found = grammar.limited(found, logits, self._so_far())
             token = draw(found, sampling.seed, len(self._text) + len(self.ids))
+        drafted = Drafted(exit_layer, logits.copy() if keeps_logits else None)
         if self._cursor is not None:
-            token = self._look_up(self._cursor, token, facts.p1)
+            drafted = self._look_up(self._cursor, token, facts.p1, drafted)
+            token = drafted.offered if drafted.copied else token
+            self._cursor.advance(token)
         self.ids.append(token)
         self._facts.append(facts)
         self._survival *= facts.p1
-        self._exits.append(exit_layer)
-        if keeps_logits:
-            self._logits.append(logits.copy())
+        self._drafted.append(drafted)
         return token
 
     def _so_far(self) -> Ids:
         return np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
 
-    def _look_up(self, cursor: Cursor, token: int, confidence: float) -> int:
-        """Return `token`, or the context's token if the model is not confident."""
+    def _look_up(self, cursor: Cursor, token: int, confidence: float, drafted: Drafted) -> Drafted:
+        """Return `drafted` with what the context offers, and whether that replaces `token`: if the model is not
+        confident."""
         offered, matched, _ = cursor.offer()
         differs = offered >= 0 and offered != token and matched >= MIN_MATCH
         copied = differs and confidence < self._rules.lookup_below and self._grammar is None
-        if copied:
-            token = offered
-        self._matches.append((offered, matched, copied))
-        cursor.advance(token)
-        return token
+        return drafted._replace(offered=offered, matched=matched, copied=copied)
 
     def full(self) -> bool:
         at = len(self.ids)
-        copied = bool(self._matches) and self._matches[-1][2]
-        if at >= self._gamma or (self._facts[-1].p1 < self._rules.stop_below and not copied):
+        if at >= self._gamma or (self._facts[-1].p1 < self._rules.stop_below and not self._drafted[-1].copied):
             return True
         return at <= len(self._floors) and self._survival < self._floors[at - 1]
 
-    def build(self, importance: Floats | None = None, *, exits: bool = False) -> Chunk:
-        """Return the finished chunk; `exits`: its drafter may skip layers."""
-        n, match = len(self.ids), None
-        if self._matches:
-            offered, matched, copied = zip(*self._matches, strict=True)
-            match = ContextMatch(np.array(offered, np.int32), np.array(matched, np.int32), np.array(copied, np.bool_))
+    def build(self, importance: Floats | None = None) -> Chunk:
+        """Return the finished chunk."""
+        n = len(self.ids)
         return Chunk(
             ids=np.array(self.ids, dtype=np.int32),
             confidence=np.fromiter((f.p1 for f in self._facts), np.float32, n),
             margin=np.fromiter((f.p1 - f.p2 for f in self._facts), np.float32, n),
             importance=NO_FLOATS if importance is None else importance,
-            exit_layers=tuple(self._exits) if exits else None,
-            logits=tuple(self._logits) if self._logits else None,
-            context_match=match,
+            drafted=tuple(self._drafted),
         )
 
 
@@ -122,7 +112,7 @@ Step: TypeAlias = tuple[Floats, Top2, int | None]
 class ModelDrafter(Drafter):
     """A drafter with a model. The context is the drafter's own, and is closed with it. The reply is in sequence 0."""
 
-    keeps_logits = exits = False
+    keeps_logits = False
 
     def __init__(self, model: Model, context: Context, layers: tuple[int, ...] = (), shared: int | None = None) -> None:
         """Take over `context`, which captures the attention of `layers`, the importance of drafted tokens. Only ids
@@ -150,7 +140,7 @@ class ModelDrafter(Drafter):
             row, facts, layer = self._step(np.array([token], dtype=np.int32))
             if meter is not None:
                 meter.record()
-        return chunk.build(None if meter is None else meter.importance(len(chunk.ids)), exits=self.exits)
+        return chunk.build(None if meter is None else meter.importance(len(chunk.ids)))
 
     def _first(self, state: GenerationState, prefix: Ids) -> Step:  # noqa: ARG002
         """Decode what is new in `prefix` (n,), and return the step behind it."""

@@ -56,8 +56,10 @@ def alternatives(chunk: Chunk, limit: int, known: Ids) -> list[tuple[Ids, Floats
     """Return for each token of a chunk up to `limit` candidates for the verifier's token in case it is rejected, with
     their weights, as `likely_corrections`; none where the chunk has no logits."""
     found = []
-    for token, confidence, logits in zip(chunk.ids, chunk.confidence, chunk.logits or (), strict=True):
-        ids, weights = likely_corrections(logits, confidence, limit + 1, known) if len(logits) else (NO_IDS, NO_FLOATS)
+    for token, confidence, drafted in zip(chunk.ids, chunk.confidence, chunk.drafted, strict=True):
+        ids, weights = NO_IDS, NO_FLOATS
+        if drafted.logits is not None:
+            ids, weights = likely_corrections(drafted.logits, confidence, limit + 1, known)
         others = np.flatnonzero(ids != token)[:limit]
         found.append((ids[others], weights[others]))
     return found
@@ -234,7 +236,7 @@ class ParallelDrafter(Drafter):
 
         After the whole chunk, a prediction stands for the n-th likeliest next token, and its `token` is a placeholder.
         """
-        if chunk.logits is None:
+        if all(one.logits is None for one in chunk.drafted):
             return []
         positions = self._acceptance.rejection(chunk.confidence.tolist())
         if self._is_eog(int(chunk.ids[-1])):

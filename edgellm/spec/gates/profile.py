@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from math import log1p
 from pathlib import Path
 
 import numpy as np
@@ -183,14 +184,16 @@ def signals(chunk: Chunk, written: int) -> Vector:
 
 
 def _context_signals(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
-    """Return the signals `CONTEXT`; zeros without a context match."""
-    match = chunk.context_match
-    if match is None:
-        return (0.0,) * (CONTEXT.stop - CONTEXT.start)
-    matched = np.log1p(np.where(match.tokens >= 0, match.matched, 0).astype(np.float64))
-    same, copied = match.tokens == chunk.ids, match.copied
-    agreement, dissent = np.where(same & ~copied, matched, 0.0), np.where(same, 0.0, matched)
-    return float(agreement.sum()), float(dissent.sum()), float(copied.sum()), float(doubt[copied].sum())
+    """Return the signals `CONTEXT`; zeros without a match in the context."""
+    agreement = dissent = copied = copied_doubt = 0.0
+    for token, drafted, doubted in zip(chunk.ids.tolist(), chunk.drafted, doubt.tolist(), strict=False):
+        if drafted.copied:
+            copied, copied_doubt = copied + 1.0, copied_doubt + doubted
+        elif drafted.offered == token:
+            agreement += log1p(drafted.matched)
+        elif drafted.offered >= 0:
+            dissent += log1p(drafted.matched)
+    return agreement, dissent, copied, copied_doubt
 
 
 def with_chance(x: Matrix, rejected: Vector) -> Matrix:

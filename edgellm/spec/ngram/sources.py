@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from edgellm.engine import common_prefix
-from edgellm.spec.types import NO_IDS, Chunk, Expected, Flags, Ids, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids, Verdict
 
 ROOT = 0
 _NONE = -1
@@ -349,23 +349,23 @@ class ContextLookup:
         return cursor
 
 
-def dissents(chunk: Chunk) -> Flags:
-    """Return where the context has another token than the draft, (n,)."""
-    if (match := chunk.context_match) is None:
-        return np.zeros(len(chunk), dtype=np.bool_)
-    found: Flags = (match.tokens >= 0) & (match.tokens != chunk.ids) & (match.matched >= MIN_MATCH)
-    return found
+def dissents(chunk: Chunk) -> list[int]:
+    """Return the places where the context has another token than the draft."""
+    return [
+        at for at, (token, drafted) in enumerate(zip(chunk.ids.tolist(), chunk.drafted, strict=False))
+        if drafted.offered not in (-1, token) and drafted.matched >= MIN_MATCH
+    ]  # fmt: skip
 
 
 def disagreements(chunk: Chunk, verdict: Verdict) -> list[Disagreement]:
     """Return the judged tokens at which the context differed from the model's draft."""
     truth = [*chunk.ids[: verdict.accepted].tolist(), *verdict.tokens[:1].tolist()]
-    if (match := chunk.context_match) is None:
-        return []
     return [
-        Disagreement(float(chunk.confidence[at]), bool(chunk.ids[at] == truth[at]), bool(match.tokens[at] == truth[at]))
-        for at in np.flatnonzero(dissents(chunk)[: len(truth)]).tolist()
-    ]
+        Disagreement(
+            float(chunk.confidence[at]), bool(chunk.ids[at] == truth[at]), chunk.drafted[at].offered == truth[at]
+        )
+        for at in dissents(chunk) if at < len(truth)
+    ]  # fmt: skip
 
 
 def lookup_threshold(seen: Sequence[Disagreement]) -> float:
