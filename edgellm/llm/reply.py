@@ -299,7 +299,7 @@ def _written(
         announces = engine.linked and own is not None and not isinstance(plan.choice.gate, NeverGate)
         for _ in range(2):
             if state.thought_is_full and not _close_thought(engine.text, wanted.channels, state, stats):
-                stats.finish_reason = "length"
+                stats.finish("length")
                 break
             yield from generate(
                 state, vocabulary=engine.text, drafter=drafter, gate=plan.choice.gate, verifier=plan.verifier,
@@ -356,7 +356,7 @@ def _close_thought(text: Model, channels: ChannelSplitter, state: GenerationStat
     ids: Ids = text.tokenize(text.thinking.closing, special=True)
     if closed := state.close_thought(ids):
         channels.close_thought()
-        stats.ids += ids.tolist()
+        stats.insert(ids.tolist())
     return closed
 
 

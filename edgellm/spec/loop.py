@@ -264,7 +264,7 @@ def _rounds(
             if not new_tokens:
                 if (yield from verification.wait_until_ready(verdict)):
                     continue
-                stats.finish_reason = "stop"
+                stats.finish("stop")
                 return
             yield from verification.notices()
             if state.explain:
@@ -328,7 +328,7 @@ def merge(chunk: Chunk, verdict: Verdict | None, number: int = 0, piece: Piece =
 
 def _finish_full(state: GenerationState, stats: Summary) -> Iterator[Notice]:
     """Finish the reply because no room is left."""
-    stats.finish_reason = "length"
+    stats.finish("length")
     thinking = state.channel is Channel.THINKING
     if len(state.ids) >= state.limits.context and (thinking or state.answered < state.limits.max_tokens):
         yield Notice(f"The context of {state.limits.context} tokens is full: the reply ends here.")

@@ -84,8 +84,6 @@ class GenerationState:
     Only the decoding loop appends to it and enters channels, and a verifier in this process adds its speculator.
     """
 
-    speculator: Speculator | None = None
-
     def __init__(
         self, prompt: Ids = NO_IDS, sampling: Sampling = GREEDY, limits: GenerationLimits = GenerationLimits(), *,
         rules: DraftRules = DraftRules(), terms: VerdictTerms = VerdictTerms(), should_stop: ShouldStop = never,
@@ -99,9 +97,10 @@ class GenerationState:
         """
         self.sampling, self.limits, self.rules, self.terms = sampling, limits, rules, terms
         self.should_stop, self.explain, self._on_progress = should_stop, explain, on_progress
+        self.speculator: Speculator | None = None
         self.prompt_tokens = self._length = len(prompt)
-        self._most = max(self._length, self._limited(self.limits.context, self.limits.max_total))
-        self._ids = np.empty(self._most, dtype=np.int32)
+        most = max(self._length, self._limited(self.limits.context, self.limits.max_total))
+        self._ids = np.empty(most, dtype=np.int32)
         self._ids[: self._length] = prompt
         self.enter(channel)
 
@@ -114,7 +113,7 @@ class GenerationState:
         """Note that the following tokens belong to `channel`, which has its own limit."""
         self.channel, self._entered = channel, self._length
         limit = self.limits.max_thinking if channel is Channel.THINKING else self.limits.max_tokens
-        self._end = self._limited(self._most, limit)
+        self._end = self._limited(len(self._ids), limit)
 
     def _limited(self, most: int, tokens: int | None) -> int:
         """Return the length after `tokens` more, at most `most`."""
@@ -123,7 +122,7 @@ class GenerationState:
     @property
     def thought_is_full(self) -> bool:
         """Return whether a thought has reached its limit, and there is room for more tokens."""
-        return self.channel is Channel.THINKING and self._end == self._length < self._most
+        return self.channel is Channel.THINKING and self._end == self._length < len(self._ids)
 
     @property
     def ids(self) -> Ids:
@@ -153,7 +152,7 @@ class GenerationState:
 
     def close_thought(self, markup: Ids) -> bool:
         """Commit the `markup` (n,) that ends a thought; the answer follows. Return False where there is no room."""
-        if self._length + len(markup) >= self._most:
+        if self._length + len(markup) >= len(self._ids):
             return False
         for token in markup.tolist():
             self.append(token)
@@ -165,6 +164,10 @@ class GenerationState:
         other, text = object.__new__(type(self)), np.concatenate((self.ids, ids))
         vars(other).update(vars(self), _length=len(text), _end=max(self._end, len(text)), _ids=text)
         return other
+
+    def lend(self, speculator: Speculator | None) -> None:
+        """Have the `speculator` of the reply's session at hand for a drafter."""
+        self.speculator = speculator
 
     def lookup(self, prefix: Ids, committed: bool = True) -> Cursor | None:
         """Return a cursor into the context after `prefix`, if there is a context."""
@@ -438,6 +441,10 @@ class Verifier(ABC):
     def use_curve(self, curve: CostCurve) -> None:
         """Choose the pieces in which prompts are read by a measured cost curve."""
         return
+
+    def locate(self, elsewhere: Elsewhere) -> None:
+        """Note that the verifier is in other processes."""
+        self.elsewhere = elsewhere
 
     @abstractmethod
     def open(self, state: GenerationState) -> Session:

@@ -1,6 +1,6 @@
 """A reply's statistics, counted while it is written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -120,6 +120,14 @@ class Summary:
         if token.channel is Channel.THINKING:
             self.thinking_tokens += 1
             self._thinking_from_verifier += token.source in _VERIFIED_SOURCES
+
+    def insert(self, ids: Sequence[int]) -> None:
+        """Add tokens that no model wrote, and that are not yielded."""
+        self.ids += ids
+
+    def finish(self, reason: str) -> None:
+        """Record the `finish_reason`."""
+        self.finish_reason = reason
 
     def stop(self, token: int, source: Source) -> None:
         """Record that `token` from `source` ended the turn. No bonus follows an accepted token then."""

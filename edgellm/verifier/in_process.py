@@ -49,7 +49,7 @@ class LocalVerifier(Verifier):
             self._all.append(context := Context(self.model, self._spec, prompt_cache=self._prompt_cache))
         context.set_cancel(state.should_stop, state.prompt_progress(self.model.name))
         context.fill(state.terms.widths)
-        state.speculator = context.speculator
+        state.lend(context.speculator)
 
         def close() -> None:
             context.set_cancel(None)
