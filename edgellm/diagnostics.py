@@ -22,11 +22,11 @@ from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, interfaces, probe_port
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, multicast_error, new_instance
-from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
+from edgellm.rpc.discovery.peer_probe import probe_address, probe_peers
 from edgellm.rpc.protos import check_version, program_version
 from edgellm.rpc.trust.handshake import PeerInfo
 from edgellm.rpc.trust.identity import Identity, trust_folder
-from edgellm.rpc.trust.trust import Peers, Right, Trust
+from edgellm.rpc.trust.trust import Peer, Peers, Right, Trust
 from edgellm.sleeping import waking
 from edgellm.storage.model_files import DEFAULT, hub_cache, is_url, resolve, resolve_pair
 from edgellm.system import data_dir
@@ -283,16 +283,16 @@ def examine_multicast(hints: Sequence[Hint], came_back: bool, short: str, hosts:
 
 def examine_peers(trust: Trust, hints: Sequence[Hint], vocabulary: str) -> Iterator[Finding]:
     """Report for each paired device whether it answers, has a compatible version and can verify."""
-    for answer in probe_peers(trust, trust.peers.all(), (), hints):
-        announcements = [hint for hint in hints if hint.short == answer.peer.id.short]
-        if answer.info is None:
-            yield _not_answering(answer, announcements)
+    for peer, answer in probe_peers(trust, trust.peers.all(), (), hints):
+        announcements = [hint for hint in hints if hint.short == peer.id.short]
+        if isinstance(answer, EdgeError):
+            yield _not_answering(peer, answer, announcements)
         else:
-            yield _answering(answer.info, bool(announcements))
-            yield from examine_welcome(answer.info, vocabulary)
+            yield _answering(answer, bool(announcements))
+            yield from examine_welcome(answer, vocabulary)
         for hint in announcements:
             try:
-                check_version(hint.protocol, answer.peer.name)
+                check_version(hint.protocol, peer.name)
             except (PeerTooOld, PeerTooNew) as error:
                 yield _told("versions", error)
 
@@ -344,13 +344,13 @@ def _answering(welcomed: PeerInfo, announced_itself: bool) -> Finding:
     )  # fmt: skip
 
 
-def _not_answering(answer: ProbeResult, announcements: Sequence[Hint]) -> Finding:
-    name, trouble = answer.peer.name, answer.error
-    if trouble is not None and not isinstance(trouble, VerifierUnreachable):
+def _not_answering(peer: Peer, trouble: EdgeError, announcements: Sequence[Hint]) -> Finding:
+    name = peer.name
+    if not isinstance(trouble, VerifierUnreachable):
         topic = "versions" if isinstance(trouble, ProtocolError) else "peers"
         return _problem(topic, f"{name}: {trouble.what}", trouble.next_step)
     announced_places = [place for hint in announcements for place in hint.addresses]
-    places = list(dict.fromkeys([*announced_places, *answer.peer.addresses]))
+    places = list(dict.fromkeys([*announced_places, *peer.addresses]))
     found = {place: run_in_network_loop(probe_port(place)).result() for place in places}
     refused = [str(place) for place, how in found.items() if how is PortState.REFUSED]
     if announced_places:

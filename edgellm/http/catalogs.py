@@ -157,11 +157,12 @@ def verifying(results: Sequence[ProbeResult]) -> dict[str, PairedModel]:
     """Return the models that verify for this device; of models with the same name, the quickest to reach. Those of
     devices that sleep are their last ones."""
     found: dict[str, PairedModel] = {}
-    for info in sorted((one.info for one in results if one.info is not None), key=lambda info: info.seconds):
+    answers = [answer for _, answer in results if not isinstance(answer, EdgeError)]
+    for info in sorted(answers, key=lambda info: info.seconds):
         for offer in info.offers if Right.VERIFY in info.rights else ():
             address = ModelAddress(info.address, offer.model)
             found.setdefault(offer.model, PairedModel(info.peer, offer, address))
-    for peer in (one.peer for one in results if one.info is None and one.peer.addresses):
+    for peer in (peer for peer, answer in results if isinstance(answer, EdgeError) and peer.addresses):
         if (kept := KeptGreeting.of(peer.id)) is not None and Right.VERIFY in peer.granted:
             offer = Offer(model=kept.reply.model[:200], vocabulary=kept.reply.vocabulary)
             found.setdefault(offer.model, PairedModel(peer, offer, ModelAddress(peer.addresses[0], offer.model)))
@@ -257,7 +258,9 @@ class NamedModels:
                 return
             try:
                 asked = self._ask()
-                away = {one.peer.id for one in asked if one.info is None}  # They may sleep, and be woken up.
+                away = {
+                    peer.id for peer, answer in asked if isinstance(answer, EdgeError)
+                }  # They may sleep, and be woken up.
                 known = {name: model for name, model in self._paired.items() if model.peer.id in away}
                 self._paired = known | verifying(asked)
             except TrustUnusable as error:

@@ -256,7 +256,8 @@ def remote_verifier(
         return server, None
     # gRPC is slow to import, too.
     from edgellm.rpc.address import ModelAddress
-    from edgellm.services.client.verifier_selection import Chosen, trust_for
+    from edgellm.rpc.trust.trust import trust_for
+    from edgellm.services.client.verifier_selection import Chosen
 
     trust: Trust | None
     if where == AUTO:

@@ -17,9 +17,9 @@ from edgellm.errors import (
     VerifierUnreachable,
 )
 from edgellm.layer_range import HERE, LayerRange, StageShare
-from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.layers import RateLimiter, Worker, clean, local_worker, upload
+from edgellm.rpc.layers import RateLimiter, Worker, ask_worker, clean, upload
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.trust.trust import Right
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, forget_hashes
 from edgellm.storage.layer_store import CleanResult, LayerStore
@@ -172,7 +172,7 @@ def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
         return None
     worker = workers.get(name)
     if worker is None and ":" in name:
-        return run_in_network_loop(local_worker(Address.parse(name).require_loopback())).result()
+        return run_in_network_loop(ask_worker(Endpoint.parse(name))).result()
     if worker is None:
         names = ", ".join([HERE, *workers])
         raise NotPaired(f"No paired device is called {name!r}.", f"Devices: {names}. Pair one with: edgellm pair")

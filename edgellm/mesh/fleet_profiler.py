@@ -20,9 +20,8 @@ from edgellm.layer_range import HERE
 from edgellm.mesh.device_profiler import MAX_DOUBTFUL_AGE, measure_device
 from edgellm.mesh.placement import model_costs, shape_of
 from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.layers import Worker, find_workers, worker_at_address
+from edgellm.rpc.layers import Worker, find_workers, worker_at
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc.measuring import DeviceFigures, LinkSpeed, measure, measure_link
 from edgellm.rpc.trust.trust import Right, Trust
@@ -134,21 +133,13 @@ class Survey:
         )  # fmt: skip
 
 
-def parse_peer(text: str) -> tuple[str, Address]:
-    """Return name and address from the value of `--peer`, [NAME=]HOST:PORT; the name is empty if none is given. Raises
-    InvalidOption: there is no valid address."""
-    name, _, address = text.rpartition("=")
-    return name.strip(), Address.parse(address)
-
-
-def discover_workers(hosts: Sequence[str], addresses: Sequence[tuple[str, Address]] = ()) -> list[Worker]:
+def discover_workers(hosts: Sequence[str], others: Sequence[Endpoint] = ()) -> list[Worker]:
     """Return the workers of the home; a worker that cannot be used has the reason as `error`.
 
-    `hosts` are this device's addresses at which to listen for announcements. `addresses` are addresses of further
-    workers, or of paired ones that do not announce themselves, each with a name or an empty one. Raises InvalidOption:
-    two workers have the same name."""
+    `hosts` are this device's addresses at which to listen for announcements. `others` are further workers, or paired
+    ones that do not announce themselves. Raises InvalidOption: two workers have the same name."""
     trust = Trust.load()
-    named = [worker_at_address(trust, name, address) for name, address in addresses]
+    named = list(map(worker_at, others))
     known = {worker.peer.id for worker in named if worker.peer is not None}
     found = [*named, *find_workers(trust, [peer for peer in trust.peers.all() if peer.id not in known], hosts)]
     names = [worker.name for worker in found]

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import grpc
@@ -32,7 +32,6 @@ from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.handshake import connect_authenticated
-from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Right, Rights, Trust
 from edgellm.storage.layer_pieces import MAX_PIECES, LayerPiece, Manifest
 from edgellm.storage.layer_store import CleanResult, HeldModel, StoreFacts
@@ -154,9 +153,9 @@ class RateLimiter:
             await asyncio.sleep(self._free - size / self._rate - now)
 
 
-async def list_layers(channel: grpc.aio.Channel, name: str, seconds: float = REPLY_SECONDS) -> StoreFacts:
+async def list_layers(channel: grpc.aio.Channel, name: str) -> StoreFacts:
     """Return the layers that this device has uploaded to another one, and the limits of that device's store."""
-    reply = await ask(channel, "Held", name, pb.HeldRequest(protocol=PROTOCOL), pb.HeldReply, seconds)
+    reply = await ask(channel, "Held", name, pb.HeldRequest(protocol=PROTOCOL), pb.HeldReply, HELLO_SECONDS)
     check_version(reply.protocol, name)
     return read_facts(reply)
 
@@ -261,39 +260,32 @@ def find_workers(trust: Trust, peers: Sequence[Peer], hosts: Sequence[str]) -> l
     """Return each of `peers` as a worker, as `ask_peers` finds them. Errors of a device are returned, not raised."""
 
     async def read(peer: Peer, address: Address) -> Worker:
-        return await _paired_worker(trust, peer.name, address, peer.id)
+        return await ask_worker(Endpoint(peer.name, address, trust, peer.id))
 
     return [
         Worker(peer.name, peer, error=answer) if isinstance(answer, EdgeError) else answer
-        for peer, answer in zip(peers, ask_peers(peers, read, hosts, every_hint=True), strict=True)
+        for peer, answer in ask_peers(peers, read, hosts, every_hint=True)
     ]
 
 
-async def local_worker(address: Address, name: str = "") -> Worker:
-    """Return the worker at an address of this machine, by default of the address's name."""
-    where = Endpoint(name or str(address), address)
-    async with await where.connect() as channel:
-        return Worker(where.name, None, where, await list_layers(channel, str(address)), frozenset(Right))
-
-
-def worker_at_address(trust: Trust, name: str, address: Address) -> Worker:
-    """Return the worker at an address: a paired device, by default under its name in the list of peers; or, at a
-    loopback address where no paired device was met, a worker in plain text. Errors of a device are returned, not
-    raised."""
-    paired = not address.loopback or any(address in peer.addresses for peer in trust.peers.all())
-
-    async def probe() -> Worker:
-        return await (_paired_worker(trust, name, address) if paired else local_worker(address, name))
-
+def worker_at(where: Endpoint) -> Worker:
+    """Return the worker at an endpoint, as `ask_worker`. Errors of a device are returned, not raised."""
     try:
-        return run_in_network_loop(probe()).result()
+        return run_in_network_loop(ask_worker(where)).result()
     except EdgeError as error:
-        return Worker(name or str(address), None, error=error)
+        return Worker(where.name, None, error=error)
 
 
-async def _paired_worker(trust: Trust, name: str, address: Address, device: DeviceID | None = None) -> Worker:
-    channel, info = await connect_authenticated(address, trust, device)
-    where = Endpoint(name or info.peer.name, address, trust, info.peer.id)
-    async with channel:  # the device has just answered, so a late reply means that it is busy
-        facts = await list_layers(channel, where.name, HELLO_SECONDS)
-    return Worker(where.name, info.peer, where, facts, info.rights)
+async def ask_worker(where: Endpoint) -> Worker:
+    """Return the worker at an endpoint. A paired device that is named by its address gets its name in the list of
+    peers."""
+    peer, rights = None, frozenset(Right)
+    if where.trust is None:
+        channel = await where.connect()
+    else:
+        channel, info = await connect_authenticated(where.address, where.trust, where.device)
+        peer, rights = info.peer, info.rights
+        name = peer.name if where.name == str(where.address) else where.name
+        where = replace(where, name=name, device=peer.id)
+    async with channel:
+        return Worker(where.name, peer, where, await list_layers(channel, where.name), rights)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
+from typing import Self
 
 import grpc
 import grpc.aio
@@ -16,7 +17,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of, network_loop, open_channel
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Trust, trust_for
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,14 @@ class Endpoint:
     address: Address
     trust: Trust | None = None
     device: DeviceID | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the endpoint at [NAME=]HOST:PORT, which is named by its address if no name is given. Raises
+        InvalidOption: there is no valid address; TrustUnusable: as `trust_for`."""
+        name, _, place = text.rpartition("=")
+        address = Address.parse(place)
+        return cls(name.strip() or str(address), address, trust_for(address))
 
     async def connect(self) -> grpc.aio.Channel:
         """Return an open channel; the caller closes it."""

@@ -227,13 +227,13 @@ def test_a_pair_is_proposed_downloaded_and_used_from_then_on(edge: Edge, smalles
 
 
 def test_a_paired_devices_larger_verifier_is_used(edge: Edge, smallest: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = SimpleNamespace(rights=frozenset(Right), offers=[
+    desk = SimpleNamespace(name="desk")
+    info = SimpleNamespace(peer=desk, rights=frozenset(Right), offers=[
         Offer(model="Qwen3.6-27B-Q4_K_M.gguf", size=16_817_244_384, vocabulary=bytes.fromhex("ab")),
         Offer(model="unknown.gguf", size=90 * 10**9, vocabulary=bytes.fromhex("ab")),
     ])  # fmt: skip
-    answer = SimpleNamespace(peer=SimpleNamespace(name="desk"), info=info, error=None)
-    monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.probe_peers", lambda *_: [answer])
-    monkeypatch.setattr("edgellm.rpc.trust.trust.Peers.all", lambda _: [answer.peer])
+    monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.probe_peers", lambda *_: [(desk, info)])
+    monkeypatch.setattr("edgellm.rpc.trust.trust.Peers.all", lambda _: [desk])
     chosen = edge("setup", "--yes", "--json").answer
     assert (chosen["verifier"]["name"], chosen["verifier"]["runs_on"]) == ("auto", "desk")
     assert chosen["draft"]["name"] == "qwen3.5:0.8b"

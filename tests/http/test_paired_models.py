@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from edgellm.engine import Model, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.errors import ModelNotFound, TrustUnusable, VerifierUnreachable
+from edgellm.errors import EdgeError, ModelNotFound, TrustUnusable, VerifierUnreachable
 from edgellm.http import catalogs
 from edgellm.http.catalogs import ModelDefaults, ModelOpener, NamedModels, PairedOpener, probe, verifying
 from edgellm.http.model_host import ServedModel
@@ -35,6 +35,7 @@ __all__ = ["context", "page"]
 
 KEY = "k" * 43
 EVENTS: list[str] = []
+SILENT = VerifierUnreachable("No answer.", "Wait.")
 
 
 @contextmanager
@@ -106,11 +107,11 @@ def test_who_has_no_key_is_not_told_of_devices(models: NamedModels, own: LLM) ->
 
 
 def test_the_nearest_device_has_what_fits_not_here(desk: VerifierServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((peer, info),) = ((one.peer, one.info) for one in probe())
-    assert info is not None
+    ((peer, info),) = probe()
+    assert not isinstance(info, EdgeError)
     offers = tuple(Offer(model="edgellm-verifier", size=one.size, vocabulary=one.vocabulary) for one in info.offers)
     near, far, closed, asleep = (
-        ProbeResult(peer, told and replace(told, offers=offers), None)
+        (peer, SILENT if told is None else replace(told, offers=offers))
         for told in (info, replace(info, seconds=9.0, peer=replace(peer, name="attic")),
                      replace(info, rights=frozenset()), None)
     )  # fmt: skip
@@ -126,7 +127,7 @@ def test_the_nearest_device_has_what_fits_not_here(desk: VerifierServer, monkeyp
 def test_what_a_device_serves_is_known_while_it_sleeps(desk: VerifierServer, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,), now, name = probe(), [0.0], name_of(desk.model.path)
     monkeypatch.setattr(catalogs, "monotonic", lambda: now[0])
-    answers = [[], [replace(found, info=None)], [found]]
+    answers: list[list[ProbeResult]] = [[], [(found[0], SILENT)], [found]]
     models = NamedModels(DEFAULTS, lambda: answers.pop())
     for now[0], known in ((0.0, True), (100.0, True), (200.0, False)):  # it answers; sleeps; is not paired any more
         until(lambda known=known: (name in {info.id for info in models.infos()}) is known)  # type: ignore[misc]
@@ -138,7 +139,7 @@ def test_a_new_server_knows_the_model_of_a_sleeping_device(models: NamedModels, 
     name, (found,) = name_of(desk.model.path), probe()
     models.find(name).open(Counter(), bool).pair.close()
     desk.stop()
-    opener = NamedModels(DEFAULTS, lambda: [replace(found, info=None)]).find(name)
+    opener = NamedModels(DEFAULTS, lambda: [(found[0], SILENT)]).find(name)
     opener.check_fits(Counter())
     with pytest.raises(VerifierUnreachable, match="desk cannot be reached"):
         opener.open(Counter(), bool)

@@ -16,7 +16,7 @@ from edgellm.mesh import deploy as deploying
 from edgellm.mesh.deploy import DeployPart, DeployProgress, deploy
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.layers import PORTION, Worker, find_workers, local_worker, worker_at_address
+from edgellm.rpc.layers import PORTION, Worker, ask_worker, find_workers, worker_at
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.layer_pieces import Manifest
@@ -160,7 +160,7 @@ def test_a_wrong_manifest_is_forgotten(send: Send, manifest: Manifest, monkeypat
 def test_a_worker_of_this_machine_needs_no_pairing(tmp_path: Path, verifier_path: Path, manifest: Manifest) -> None:
     store = LayerStore(tmp_path, PLENTY)
     with device_taking(store) as address:
-        worker = run_in_network_loop(local_worker(address)).result(60)
+        worker = run_in_network_loop(ask_worker(Endpoint("here", address))).result(60)
         (done,) = deploy(ModelFile.open(verifier_path), manifest, [DeployPart(worker, LayerRange(4, 6))])
         assert (done.error, done.sent) == (None, size(manifest, 4, 5))
         elsewhere = Worker("elsewhere", None, Endpoint("elsewhere", Address("192.0.2.1", 50151)))
@@ -183,15 +183,18 @@ def test_workers_are_found_and_what_is_in_the_way_is_said(home: Home, tmp_path: 
 
 
 def test_a_worker_at_an_address_is_the_paired_device_that_answers_there(home: Home, tmp_path: Path) -> None:
-    desk = worker_at_address(home.owner, "", home.addresses["desk"])
+    def at(address: Address, name: str = "") -> Worker:
+        return worker_at(Endpoint(name or str(address), address, home.owner))
+
+    desk = at(home.addresses["desk"])
     assert (desk.name, desk.error) == ("desk", None)
     assert desk.peer is not None
     assert desk.peer.id == home.owner.peers.find("desk").id
     assert Right.COMPUTE in desk.rights
-    assert worker_at_address(home.owner, "kitchen", home.addresses["desk"]).name == "kitchen"
-    gone = worker_at_address(home.owner, "", Address("127.0.0.1", 9))
+    assert at(home.addresses["desk"], "kitchen").name == "kitchen"
+    gone = at(Address("127.0.0.1", 9))
     assert (gone.name, gone.address) == ("127.0.0.1:9", None)
     assert gone.error is not None
     with device_taking(LayerStore(tmp_path / "plain", PLENTY)) as address:  # on this machine, without pairing
-        plain = worker_at_address(home.owner, "", address)
+        plain = worker_at(Endpoint(str(address), address))
         assert (plain.name, plain.peer, plain.error) == (str(address), None, None)

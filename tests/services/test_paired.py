@@ -22,15 +22,15 @@ from edgellm.rpc.channel import HELLO, SESSION, TOKENIZER, run_in_network_loop
 from edgellm.rpc.discovery import interfaces
 from edgellm.rpc.discovery.interfaces import NetworkCard
 from edgellm.rpc.discovery.mdns import ServiceKind, announce
-from edgellm.rpc.discovery.peer_probe import ProbeResult, announced_addresses
+from edgellm.rpc.discovery.peer_probe import announced_addresses
 from edgellm.rpc.layers import method
 from edgellm.rpc.link import Timing
 from edgellm.rpc.trust import handshake
 from edgellm.rpc.trust.handshake import NothingListens, connect_authenticated
-from edgellm.rpc.trust.trust import Right, Trust
+from edgellm.rpc.trust.trust import Right, Trust, trust_for
 from edgellm.services.client import verifier_client, verifier_selection
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
+from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier
 from edgellm.services.mesh_codec import HOLDS, WORK
 from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.spec.protocols import GenerationState
@@ -129,7 +129,7 @@ def test_a_device_that_sleeps_is_woken_once_and_the_draft_model_begins(
     with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, trust=host) as server:
         RemoteVerifier(server.address, exact.vocabulary, trust=guest).close()
     for wakes, error in ((False, VerifierUnreachable), (True, NothingListens), (True, VerifierUnreachable)):
-        answer = ProbeResult(guest.peers.wake(host.identity.id, wakes), None, error("No answer.", "Wait."))
+        answer = guest.peers.wake(host.identity.id, wakes), error("No answer.", "Wait.")
         monkeypatch.setattr(verifier_selection, "probe_peers", lambda *_, answer=answer: [answer])
         asks = wakes and error is VerifierUnreachable  # else it must not be woken, or is on and serves nothing
         with nullcontext() if asks else pytest.raises(VerifierUnreachable):

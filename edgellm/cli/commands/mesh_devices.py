@@ -64,10 +64,11 @@ def peers(as_json: options.AsJson = False) -> None:
 
 def find_home_workers(peers: Sequence[str] = ()) -> list[Worker]:
     """Return the workers among the paired devices, and those at the addresses `peers`, [NAME=]HOST:PORT."""
-    from edgellm.mesh.fleet_profiler import discover_workers, parse_peer
+    from edgellm.mesh.fleet_profiler import discover_workers
     from edgellm.rpc.discovery.interfaces import chosen_hosts
+    from edgellm.rpc.link import Endpoint
 
-    places = [parse_peer(peer) for peer in peers]
+    places = [Endpoint.parse(peer) for peer in peers]
     with activity("looking for devices"):
         return discover_workers(chosen_hosts(), places)
 

@@ -16,15 +16,15 @@ from rich.text import Text
 from edgellm.cli.options import AsJson
 from edgellm.cli.views.console import Columns, emit_json, err, facts, format_age, one_line, say, show
 from edgellm.cli.views.progress import activity
-from edgellm.errors import InvalidOption, PairingFailed, ServerUnreachable, VerifierUnreachable, size
+from edgellm.errors import EdgeError, InvalidOption, PairingFailed, ServerUnreachable, VerifierUnreachable, size
 from edgellm.rpc import DEFAULT_PORT, PAIRING_PORT
 
 if TYPE_CHECKING:
     from edgellm.http.running_servers import RunningServer
     from edgellm.rpc.address import Address
     from edgellm.rpc.discovery.mdns import Hint
-    from edgellm.rpc.discovery.peer_probe import ProbeResult
     from edgellm.rpc.protos.trust_pb2 import Introduction
+    from edgellm.rpc.trust.handshake import PeerInfo
     from edgellm.rpc.trust.pairing import Code
     from edgellm.rpc.trust.trust import Peer, Phone, Rights, Trust
 
@@ -189,17 +189,17 @@ def _print_rights(title: str, rights: Iterable[str], host: str, guest: str) -> N
     err().print(facts(rows))
 
 
-def _row(entry: Peer | Phone, answer: ProbeResult | None = None) -> dict[str, Any]:
+def _row(entry: Peer | Phone, answer: PeerInfo | EdgeError | None = None) -> dict[str, Any]:
     """Return what is known of a device or a phone, and what a device has answered."""
     from edgellm.rpc.trust.trust import Peer
 
-    there = None if answer is None else answer.info
+    there = None if isinstance(answer, EdgeError) else answer
     offers = () if there is None else there.offers
     row: dict[str, Any] = {
         "name": entry.name, "id": str(entry.id), "short": entry.id.short, "paired": entry.paired.isoformat(),
         "last_seen": entry.seen.isoformat(), "there": there is not None, "address": there and str(there.address),
         "round_trip_ms": there and round(there.seconds * 1e3, 3), "version": there and there.version,
-        "trouble": None if answer is None or answer.error is None else str(answer.error),
+        "trouble": str(answer) if isinstance(answer, EdgeError) else None,
         "offers": [{"model": one.model, "size": one.size, "vocabulary": one.vocabulary.hex()} for one in offers],
     }  # fmt: skip
     if not isinstance(entry, Peer):
@@ -272,7 +272,7 @@ def _wake(peer: Peer, seconds: float, as_json: bool) -> None:
     for line in sent:
         say(f"sent {line}", style="dim")
     with activity(f"waiting for {peer.name}; Ctrl-C ends it") as show_activity:
-        while seconds and (info := probe_peers(trust, [peer], hosts)[0].info) is None:
+        while seconds and isinstance(answer := probe_peers(trust, [peer], hosts)[0][1], EdgeError):
             if (passed := monotonic() - began) >= seconds:
                 raise VerifierUnreachable(
                     f"{peer.name} has not answered within {seconds:g} seconds.",
@@ -280,7 +280,7 @@ def _wake(peer: Peer, seconds: float, as_json: bool) -> None:
                 )
             show_activity(f"waiting for {peer.name} ({passed:.0f} s of at most {seconds:.0f} s; Ctrl-C ends it)")
             send_magic_packets(peer.cards)
-    address = str(info.address) if seconds and info else None
+    address = str(answer.address) if seconds and not isinstance(answer, EdgeError) else None
     if as_json:
         emit_json({"name": peer.name, "sent": sent, "awake": address is not None, "address": address})
     elif address:
@@ -317,8 +317,10 @@ def _list(known: Sequence[Peer | Phone], ask: bool, as_json: bool) -> None:
     from edgellm.rpc.trust.trust import Peer, Trust
 
     peers = [one for one in known if ask and isinstance(one, Peer)]
-    answers = {one.peer.id: one for one in (probe_peers(Trust.load(), peers, chosen_hosts()) if peers else ())}
-    rows = [_row(one, answers.get(one.id)) for one in known]
+    answers: dict[Peer | Phone, PeerInfo | EdgeError] = dict(
+        probe_peers(Trust.load(), peers, chosen_hosts()) if peers else ()
+    )
+    rows = [_row(one, answers.get(one)) for one in known]
     columns = _COLUMNS if ask else {**_COLUMNS, " round trip": lambda _: "not asked"}
     show(rows, columns, as_json, empty="No device is paired with this one. Pair one with: edgellm pair", fold="offers")
     for row in rows:

@@ -18,7 +18,7 @@ from edgellm.storage.model_files import resolve
 from edgellm.system import config_file
 
 if TYPE_CHECKING:
-    from edgellm.rpc.discovery.peer_probe import ProbeResult
+    from edgellm.rpc.trust.handshake import PeerInfo
     from edgellm.storage.hub.pull import DownloadPlan
     from edgellm.storage.pair_choice import ModelRoom, PairProposal
 
@@ -45,8 +45,9 @@ def setup(
         raise InvalidOption(why, "Add --yes, or --dry-run to see what would be done.")
     known = Peers().all()
     answers = probe_peers(Trust.load(), known, chosen_hosts()) if known else []
+    there = [answer for _, answer in answers if not isinstance(answer, EdgeError)]
     room = ModelRoom.look(measure=True)
-    machine, pair = _machine(room, answers), _choose(room, answers, verifier)
+    machine, pair = _machine(room, there, len(known)), _choose(room, there, verifier)
     models, plans = _planned(pair, must_ask_hub=not dry_run)
     verifies, drafts = models
     wanted = sum(model["size"] for model in models if model["name"] not in (AUTO, NONE) and not model["here"])
@@ -74,7 +75,7 @@ def setup(
     tell({**row, "received": sum(one.sent for one in pulled)}, as_json, _NEXT, style="bold")
 
 
-def _choose(room: ModelRoom, peers: Sequence[ProbeResult], wanted: str | None) -> PairProposal:
+def _choose(room: ModelRoom, peers: Sequence[PeerInfo], wanted: str | None) -> PairProposal:
     """Return the pair for this machine and its paired devices. Raise what `propose` raises."""
     from edgellm.storage.pair_choice import propose
 
@@ -97,15 +98,14 @@ def _choose(room: ModelRoom, peers: Sequence[ProbeResult], wanted: str | None) -
     return local
 
 
-def _best_offer(known: Catalog, room: ModelRoom, peers: Sequence[ProbeResult]) -> PairProposal | None:
+def _best_offer(known: Catalog, room: ModelRoom, peers: Sequence[PeerInfo]) -> PairProposal | None:
     """Return the paired devices' largest verifier, named AUTO, that has a draft model here, and that model."""
     from edgellm.storage.pair_choice import PairProposal
 
     found = []
-    for answer in peers:
-        offers = answer.info.offers if answer.info is not None and "verify" in answer.info.rights else ()
-        for offer in offers:
-            model, device = known.find_file(offer.model), answer.peer.name
+    for there in peers:
+        for offer in there.offers if "verify" in there.rights else ():
+            model, device = known.find_file(offer.model), there.peer.name
             draft = None if model is None or model.draft is None else known.models[model.draft]
             if model is not None and draft is not None and (place := room.place(draft.size)) is not None:
                 verifier = replace(model, name=AUTO, size=offer.size)
@@ -148,14 +148,12 @@ def _planned(pair: PairProposal, *, must_ask_hub: bool) -> tuple[list[dict[str, 
     return rows, plans
 
 
-def _machine(room: ModelRoom, peers: Sequence[ProbeResult]) -> str:
+def _machine(room: ModelRoom, peers: Sequence[PeerInfo], paired: int) -> str:
     cards = f"{' and '.join(room.cards)} with {size(room.card_memory)}" if room.cards else "no graphics card"
     offers = [
-        f"{answer.peer.name} ({', '.join(offer.model for offer in answer.info.offers) or 'offers nothing'})"
-        for answer in peers
-        if answer.info is not None
+        f"{there.peer.name} ({', '.join(offer.model for offer in there.offers) or 'offers nothing'})" for there in peers
     ]
-    devices = ", ".join(offers) if offers else f"{len(peers)} paired, none answers" if peers else "none paired"
+    devices = ", ".join(offers) if offers else f"{paired} paired, none answers" if paired else "none paired"
     return f"{size(room.memory)} of memory for models ({room.reason}); {cards}; other devices: {devices}"
 
 

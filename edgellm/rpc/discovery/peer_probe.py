@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from edgellm.errors import EdgeError, NotPaired, NotPermitted, VerifierUnreachable
 from edgellm.rpc.address import Address
@@ -19,28 +18,19 @@ BROWSE_SECONDS = 1.5  # wait for announcements; on a machine with another respon
 MAX_BROWSE_SECONDS = 6.0  # wait without any device found: busy machines answer late
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """A paired device, and its greeting or the error that prevents it."""
-
-    peer: Peer
-    info: PeerInfo | None
-    error: EdgeError | None
+ProbeResult: TypeAlias = tuple[Peer, PeerInfo | EdgeError]
+"""A paired device, and its greeting or the error that prevents it."""
 
 
 def probe_peers(
     trust: Trust, peers: Sequence[Peer], hosts: Sequence[str], hints: Sequence[Hint] | None = None
 ) -> list[ProbeResult]:
-    """Return the result of probing each of `peers`, as `ask_peers` finds them. Errors of a device are returned, not
-    raised."""
+    """Return the result of probing each of `peers`, as `ask_peers` finds them."""
 
     async def greeting(peer: Peer, address: Address) -> PeerInfo:
         return await fetch_peer_info(address, trust, peer.id)
 
-    return [
-        ProbeResult(peer, None, answer) if isinstance(answer, EdgeError) else ProbeResult(peer, answer, None)
-        for peer, answer in zip(peers, ask_peers(peers, greeting, hosts, hints), strict=True)
-    ]
+    return ask_peers(peers, greeting, hosts, hints)
 
 
 def probe_address(trust: Trust, address: Address) -> PeerInfo:
@@ -54,8 +44,8 @@ def ask_peers(
     hints: Sequence[Hint] | None = None,
     *,
     every_hint: bool = False,
-) -> list[T | EdgeError]:
-    """Return the result of `ask`, or its error, for each of `peers` in their order.
+) -> list[tuple[Peer, T | EdgeError]]:
+    """Return each of `peers`, in their order, and the result of `ask` for it, or the error.
 
     All are asked at once, at the addresses where they were last seen; those that do not answer are asked at the
     addresses that they announce: in `hints`, or else on the interfaces with the addresses `hosts`. With `every_hint`,
@@ -64,7 +54,7 @@ def ask_peers(
     answers = _ask_all([(peer, peer.addresses) for peer in peers], ask)
     missing = {peer.id.short for peer, answer in zip(peers, answers, strict=True) if isinstance(answer, EdgeError)}
     if not missing or not (hosts or hints):
-        return answers
+        return list(zip(peers, answers, strict=True))
     if hints is None:
 
         def enough(found: Sequence[Hint], elapsed: float) -> bool:
@@ -84,8 +74,8 @@ def ask_peers(
     ]
     again = _ask_all(list(zip(peers, new, strict=True)), ask)
     return [
-        second if tried and _says_more(second, first) else first
-        for first, second, tried in zip(answers, again, new, strict=True)
+        (peer, second if tried and _says_more(second, first) else first)
+        for peer, first, second, tried in zip(peers, answers, again, new, strict=True)
     ]
 
 

@@ -389,3 +389,15 @@ class Trust:
         with suppress(TrustUnusable):  # without a readable list there are none
             peers = self.peers.all()
         return b"".join([self.identity.certificate.pem, *(peer.certificate.pem for peer in peers)])
+
+
+def trust_for(address: Address) -> Trust | None:
+    """Return the trust to connect to `address` with, or None for plain text on loopback if no peer was met there.
+    Raises TrustUnusable: it must be TLS, and the identity cannot be read."""
+    if not address.loopback:
+        return Trust.load()
+    try:
+        met = any(address in peer.addresses for peer in Peers().all())
+    except TrustUnusable:
+        met = False
+    return Trust.load() if met else None

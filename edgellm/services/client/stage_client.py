@@ -8,9 +8,8 @@ import grpc
 import grpc.aio
 
 from edgellm.coldstart.costs import Device, LayersOnDevice
-from edgellm.errors import DeviceLost, InvalidOption, LayersRefused, NotPermitted
+from edgellm.errors import DeviceLost, EdgeError, LayersRefused, NotPermitted
 from edgellm.layer_range import HERE, LayerRange
-from edgellm.mesh.fleet_profiler import parse_peer
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import Pipeline, Post
 from edgellm.rpc.channel import run_in_network_loop
@@ -21,7 +20,6 @@ from edgellm.rpc.link import WORKER_TIMING, Endpoint, ServiceLink, Timing
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import HOLDS, WORK, check_engine, read_event, write_micro_batch, write_work
 from edgellm.storage.layer_pieces import LayerPiece
 
@@ -128,35 +126,20 @@ def worker_endpoints(names: Sequence[str], peers: Sequence[str], discovered: Seq
     """Return workers by name: the `discovered` ones, or else workers at the addresses `peers`; and all further `names`
     but `HERE`, which are addresses or names of paired devices. Raises InvalidOption, NotPermitted, NotPaired,
     EdgeError: a device does not answer, has granted this one no right to compute there, or cannot be used."""
-    given = [worker.reached() for worker in discovered] or map(_endpoint_at, peers)
+    given = [worker.reached() for worker in discovered] or map(Endpoint.parse, peers)
     endpoints = {endpoint.name: endpoint for endpoint in given}
-    return endpoints | _resolved([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
-
-
-def _endpoint_at(text: str) -> Endpoint:
-    name, address = parse_peer(text)
-    return Endpoint(name or str(address), address, trust_for(address))
-
-
-def _resolved(names: Sequence[str]) -> dict[str, Endpoint]:
-    """Return the endpoints of devices, given an address or a paired device's name each. Paired ones are all asked at
-    once."""
-    found = {name: _endpoint_at(name) for name in names if ":" in name}
-    paired = [name for name in names if name not in found]
-    if not paired:
-        return found
-    trust = Trust.load()
-    for name, answer in zip(
-        paired, probe_peers(trust, list(map(trust.peers.find, paired)), chosen_hosts()), strict=True
-    ):
-        if answer.info is None:
-            raise answer.error or InvalidOption(
-                f"{name} does not answer.", f"Give its address: --peer {name}=HOST:PORT"
-            )
-        if Right.COMPUTE not in answer.info.rights:
-            raise NotPermitted(
-                f"{name} does not allow this device to have layers computed there.",
-                f"To allow it, run there: edgellm peers grant {trust.identity.id.short} compute",
-            )
-        found[name] = Endpoint(name, answer.info.address, trust, answer.peer.id)
-    return found
+    further = [name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)]
+    endpoints |= {name: Endpoint.parse(name) for name in further if ":" in name}
+    if paired := [name for name in further if ":" not in name]:
+        trust = Trust.load()
+        answers = probe_peers(trust, list(map(trust.peers.find, paired)), chosen_hosts())
+        for name, (peer, answer) in zip(paired, answers, strict=True):
+            if isinstance(answer, EdgeError):
+                raise answer
+            if Right.COMPUTE not in answer.rights:
+                raise NotPermitted(
+                    f"{name} does not allow this device to have layers computed there.",
+                    f"To allow it, run there: edgellm peers grant {trust.identity.id.short} compute",
+                )
+            endpoints[name] = Endpoint(name, answer.address, trust, peer.id)
+    return endpoints

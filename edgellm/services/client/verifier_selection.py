@@ -27,7 +27,7 @@ from edgellm.rpc.protos import parse_message
 from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.handshake import NothingListens, PeerInfo
 from edgellm.rpc.trust.identity import DeviceID
-from edgellm.rpc.trust.trust import Peer, Peers, Right, Trust
+from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.verification_codec import KeptGreeting, printable
 from edgellm.state import keep_recent, write_state
 from edgellm.system import cache_dir
@@ -97,7 +97,7 @@ def choose_verifier(
     says why each cannot."""
     trust.require_peers()
     peers: list[tuple[Peer, str]] = [] if named else [(peer, "") for peer in trust.peers.all()]
-    asked: list[tuple[str, str, PeerInfo | errors.EdgeError | None]] = []  # name, wanted model, and answer of each
+    asked: list[tuple[str, str, PeerInfo | errors.EdgeError]] = []  # name, wanted model, and answer of each
     for name, _, model in (one.partition("#") for one in named):
         if (address := _address(name)) is None:
             peers.append((trust.peers.find(name), model))
@@ -112,12 +112,12 @@ def choose_verifier(
     asleep = [one for peer, model in peers if wakes and (one := _sleeper(peer, vocabulary, model, wakes))]
     near = () if asleep else chosen_hosts() if hosts is None else hosts  # A sleeper is looked for meanwhile.
     answers = probe_peers(trust, [peer for peer, _ in peers], near) if peers else []
-    asked += [(one.peer.name, model, one.info or one.error) for (_, model), one in zip(peers, answers, strict=True)]
+    asked += [(peer.name, model, answer) for (peer, answer), (_, model) in zip(answers, peers, strict=True)]
     found = [one for name, model, answer in asked for one in _candidates(name, model, answer, vocabulary, fits)]
     suitable = sorted((one for one in found if isinstance(one, _Candidate)), key=lambda one: one.order)
     unsuitable = [why for why in found if isinstance(why, str)]
-    silent = (one for one in answers if isinstance(one.error, errors.VerifierUnreachable))
-    off = {one.peer.id for one in silent if not isinstance(one.error, NothingListens)}
+    silent = (one for one in answers if isinstance(one[1], errors.VerifierUnreachable))
+    off = {peer.id for peer, answer in silent if not isinstance(answer, NothingListens)}
     if not suitable and (woken := next((one for one in asleep if one.device in off), None)):
         return woken
     if not suitable:
@@ -149,14 +149,13 @@ def _sleeper(peer: Peer, vocabulary: str, wanted: str, least: TokenizerFit) -> C
 
 
 def _candidates(
-    name: str, wanted: str, answer: PeerInfo | errors.EdgeError | None, vocabulary: str,
+    name: str, wanted: str, answer: PeerInfo | errors.EdgeError, vocabulary: str,
     fits: Callable[[ModelAddress, DeviceID], TokenizerFit],
 ) -> Sequence[_Candidate | str]:  # fmt: skip
     """Return the models of a device that can verify, or the reason why there is none; only the `wanted` model if one is
     named."""
-    if not isinstance(answer, PeerInfo):
-        reason = answer.what if answer is not None else "does not answer"
-        return [f"{name} cannot be reached ({reason.rstrip('.')})"]
+    if isinstance(answer, errors.EdgeError):
+        return [f"{name} cannot be reached ({answer.what.rstrip('.')})"]
     if Right.VERIFY not in answer.rights:
         return [f"{name} has not granted this device the right to verify (there: edgellm peers grant NAME verify)"]
     if not answer.offers:
@@ -195,18 +194,6 @@ def fit_of(ours: Vocabulary, trust: Trust, address: ModelAddress, device: Device
                     alike = ours.match(theirs.vocabulary).different is None
                 return TokenizerFit.SAME if alike else TokenizerFit.TRANSLATED
     return TokenizerFit.NONE
-
-
-def trust_for(address: Address) -> Trust | None:
-    """Return the trust to connect to `address` with, or None for plain text on loopback if no peer was met there.
-    Raises TrustUnusable: it must be TLS, and the identity cannot be read."""
-    if not address.loopback:
-        return Trust.load()
-    try:
-        met = any(address in peer.addresses for peer in Peers().all())
-    except errors.TrustUnusable:
-        met = False
-    return Trust.load() if met else None
 
 
 MOST_KEPT = 256 * 2**20
