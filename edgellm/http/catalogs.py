@@ -164,7 +164,8 @@ def verifying(results: Sequence[ProbeResult]) -> dict[str, PairedModel]:
             found.setdefault(offer.model, PairedModel(info.peer, offer, address))
     for peer in (peer for peer, answer in results if isinstance(answer, EdgeError) and peer.addresses):
         if (kept := KeptGreeting.of(peer.id)) is not None and Right.VERIFY in peer.granted:
-            offer = Offer(model=kept.reply.model[:200], vocabulary=kept.reply.vocabulary)
+            told = kept.reply
+            offer = Offer(model=told.model[:200], vocabulary=told.vocabulary, tokenizer=told.tokenizer)
             found.setdefault(offer.model, PairedModel(peer, offer, ModelAddress(peer.addresses[0], offer.model)))
     return found
 
@@ -200,9 +201,8 @@ class PairedOpener:
         most = MOST_OF_VERIFIER * offer.size if offer.size and not offer.behind else float("inf")
         for path in [one.path for one in sorted(list_models(), key=lambda one: one.size) if one.size <= most]:
             with suppress(EdgeError), Model.load(path, TEXT_ONLY) as model:
-                same = model.vocabulary.fingerprint == offer.vocabulary.hex()
                 where = self._model.address, self._model.peer.id
-                if same or fit_of(model.vocabulary, trust, *where) is TokenizerFit.SAME:
+                if fit_of(model.vocabulary, trust, *where, offer) is TokenizerFit.SAME:
                     self._draft = path
                     break
         return self._draft

@@ -279,14 +279,13 @@ def remote_verifier(
 def _best_peer(config: EngineConfig, text: Model) -> tuple[Chosen, Trust]:
     """Return the best of the paired devices' verifiers for drafts in the vocabulary of `text`."""
     from edgellm.rpc.trust.trust import Trust
-    from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, fit_of
+    from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier
 
     trust = Trust.load()
-    fits = partial(fit_of, text.vocabulary, trust)
     wakes = None  # Without a draft model the verifier is needed at once, and the default one is left out if unlike it.
     if named(config.draft) is not None:
         wakes = TokenizerFit.SAME if config.draft == DEFAULT else TokenizerFit.TRANSLATED
-    return choose_verifier(trust, text.vocabulary.fingerprint, config.peers, fits=fits, wakes=wakes), trust
+    return choose_verifier(trust, text.vocabulary, config.peers, wakes=wakes), trust
 
 
 def _connected(

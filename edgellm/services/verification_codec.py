@@ -244,9 +244,7 @@ async def greet(
     """Return the description of the verifier at the address `where`, which has `seconds` for each of its answers: of
     its `model` of that name, "" being its only one. Raises VocabularyMismatch, ProtocolError: the two do not fit;
     ModelNotFound: it has no such model; grpc.aio.AioRpcError: there is no answer."""
-    said = pb.HelloRequest(
-        protocol=PROTOCOL, vocabulary=bytes.fromhex(ours.fingerprint), vocabulary_size=ours.size, model=model
-    )
+    said = pb.HelloRequest(protocol=PROTOCOL, model=model)
     data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
     reply = parse_message(pb.HelloReply, data, MAX_GREETING)
     check_version(reply.protocol, "the verifier")

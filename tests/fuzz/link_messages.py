@@ -119,9 +119,7 @@ def readers(folder: Path) -> list[Reader]:
     code = Code(7, ("lamp", "otter"))
     spake = Exchange("A", code, other).spake
     greeting = trust_pb.PairHello(protocol=PROTOCOL, certificate=other.certificate.der, spake=spake)
-    words = trust_pb.Introduction(
-        name="desk", rights=["verify"], addresses=["10.0.0.2:50151", "[fe80::1]:5"], version="1"
-    )
+    words = trust_pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:50151", "[fe80::1]:5"])
 
     def window(data: bytes) -> None:
         message = parse_message(trust_pb.PairFrame, data)

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from edgellm.engine import Model
+from edgellm.engine import Model, Vocabulary
 from edgellm.errors import EdgeError, NotPaired, NotPermitted, PairingRequired, VerifierLost, VerifierUnreachable
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
@@ -39,6 +39,7 @@ from edgellm.storage.layer_store import LayerStore
 from tests.rpc.doors import ended
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE, POSITIONS
+from tests.services.test_verifier_client import different
 from tests.waiting import until
 
 SLOW = Timing(retry=600.0, retry_most=600.0)
@@ -133,7 +134,7 @@ def test_a_device_that_sleeps_is_woken_once_and_the_draft_model_begins(
         monkeypatch.setattr(verifier_selection, "probe_peers", lambda *_, answer=answer: [answer])
         asks = wakes and error is VerifierUnreachable  # else it must not be woken, or is on and serves nothing
         with nullcontext() if asks else pytest.raises(VerifierUnreachable):
-            asleep = choose_verifier(guest, exact.vocabulary.fingerprint, hosts=[], wakes=TokenizerFit.SAME)
+            asleep = choose_verifier(guest, exact.vocabulary, hosts=[], wakes=TokenizerFit.SAME)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as card:
         card.bind(("127.255.255.255", 0))
         card.setblocking(False)
@@ -150,14 +151,15 @@ def test_a_device_that_sleeps_is_woken_once_and_the_draft_model_begins(
             card.recv(200)
 
 
-def chosen(guest: Trust, vocabulary: str, *named: str) -> str:
-    return choose_verifier(guest, vocabulary, named, hosts=[]).reason
+def chosen(guest: Trust, ours: Vocabulary, *named: str) -> str:
+    return choose_verifier(guest, ours, named, hosts=[]).reason
 
 
 def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
-    exact: Model, server: VerifierServer, host: Trust, guest: Trust, tmp_path: Path, f32_pair: tuple[Path, Path]
-) -> None:
-    fingerprint = exact.vocabulary.fingerprint
+    exact: Model, server: VerifierServer, host: Trust, guest: Trust, tmp_path: Path, f32_pair: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    ours = exact.vocabulary
     small = device(tmp_path / "small")
     befriend(small, guest)  # guest calls it "one", as the host
     with (
@@ -168,22 +170,28 @@ def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
             guest.peers.record_seen(trust.identity.id, address)
         guest.peers.rename(host.identity.id, "desk")
         guest.peers.rename(small.identity.id, "lounge")
-        reason = chosen(guest, fingerprint)
+        reason = chosen(guest, ours)
         assert reason.startswith(f"desk ({host.identity.id.short}) at {server.address} verifies: ")
         assert "Not taken: lounge: " in reason
-        assert chosen(guest, fingerprint, "lounge").startswith("lounge")
-        assert chosen(guest, fingerprint, str(other.address), "desk").startswith("desk")
+        assert chosen(guest, ours, "lounge").startswith("lounge")
+        assert chosen(guest, ours, str(other.address), "desk").startswith("desk")
         small.peers.revoke(guest.identity.id, [Right.VERIFY])
-        assert "lounge has not granted this device the right to verify" in chosen(guest, fingerprint)
-    assert "lounge cannot be reached (No answer from" in chosen(guest, fingerprint)
+        assert "lounge has not granted this device the right to verify" in chosen(guest, ours)
+    assert "lounge cannot be reached (No answer from" in chosen(guest, ours)
     gone = str(other.address)
-    assert f"{gone} cannot be reached (No answer from" in chosen(guest, fingerprint, gone, "desk")
+    assert f"{gone} cannot be reached (No answer from" in chosen(guest, ours, gone, "desk")
     with pytest.raises(VerifierUnreachable, match="nothing listens at that port"):
-        chosen(guest, fingerprint, gone)
+        chosen(guest, ours, gone)
+    assert ", with another tokenizer" in chosen(guest, different(ours))
+
+    def unsent(*_: object, **__: object) -> None:
+        raise VerifierUnreachable("No answer.", "Wait.")
+
+    monkeypatch.setattr(verifier_selection, "open_tokenizer", unsent)
     with pytest.raises(VerifierUnreachable, match=r"desk serves .* which has a different tokenizer"):
-        chosen(guest, "00" * 32)
+        chosen(guest, different(ours))
     with pytest.raises(NotPaired, match="attic"):
-        chosen(guest, fingerprint, "attic")
+        chosen(guest, ours, "attic")
 
 
 def test_tls_is_used_wherever_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n edgellm/rpc/protos/edgellm.proto\x12\nedgellm.v1\"\\\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\"\xe3\x02\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x12\n\nmodel_hash\x18\x06 \x01(\x0c\x12\x10\n\x08logprobs\x18\x07 \x01(\x08\x12\x15\n\rchat_template\x18\x08 \x01(\t\x12\x11\n\tpenalties\x18\t \x01(\x08\x12\x10\n\x08grammars\x18\x0b \x01(\x08\x12\x0e\n\x06\x62\x65hind\x18\x0c \x01(\t\x12\x1a\n\rlikely_tokens\x18\r \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x64raws_itself\x18\x0e \x01(\x08\x12\x11\n\ttokenizer\x18\x0f \x01(\x0c\x12&\n\x08sampling\x18\x10 \x01(\x0b\x32\x14.edgellm.v1.SamplingB\x10\n\x0e_likely_tokens\"1\n\x10TokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"+\n\rTokenizerPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04\"^\n\x0b\x44\x65viceFrame\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.edgellm.v1.OpenH\x00\x12$\n\x06verify\x18\x02 \x01(\x0b\x32\x12.edgellm.v1.VerifyH\x00\x42\x07\n\x05\x66rame\"\xb4\x01\n\rVerifierFrame\x12&\n\x07verdict\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.VerdictH\x00\x12&\n\x07working\x18\x03 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12 \n\x04\x62usy\x18\x04 \x01(\x0b\x32\x10.edgellm.v1.BusyH\x00\x12(\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x14.edgellm.v1.DrainingH\x00\x42\x07\n\x05\x66rame\"c\n\x04Open\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.edgellm.v1.Sampling\x12\r\n\x05model\x18\x05 \x01(\t\"\xb0\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12(\n\tpenalties\x18\x06 \x01(\x0b\x32\x15.edgellm.v1.Penalties\x12*\n\nconstraint\x18\x07 \x01(\x0b\x32\x16.edgellm.v1.Constraint\":\n\nConstraint\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x03(\r\"j\n\tPenalties\x12\x0e\n\x06repeat\x18\x01 \x01(\x01\x12\x11\n\tfrequency\x18\x02 \x01(\x01\x12\x10\n\x08presence\x18\x03 \x01(\x01\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x0c\n\x04\x62ias\x18\x05 \x03(\x01\x12\r\n\x05start\x18\x06 \x01(\r\"\x8b\x01\n\x06Verify\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06prefix\x18\x03 \x03(\r\x12\r\n\x05\x63hunk\x18\x04 \x03(\r\x12\r\n\x05\x65xtra\x18\x06 \x01(\r\x12\x0e\n\x06\x63opied\x18\x07 \x01(\x08\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\xa6\x01\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06passes\x18\x05 \x01(\r\x12\x11\n\tplausible\x18\x06 \x01(\x0c\x12&\n\x08logprobs\x18\x07 \x01(\x0b\x32\x14.edgellm.v1.Logprobs\x12\x0e\n\x06\x63\x61\x63hed\x18\x08 \x01(\r\"7\n\x08Logprobs\x12\x0b\n\x03own\x18\x01 \x03(\x02\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x11\n\tlikeliest\x18\x03 \x03(\x02\"H\n\x07Working\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x04\"\'\n\x04\x42usy\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08retry_ms\x18\x02 \x01(\r\"\n\n\x08\x44raining2\xd2\x01\n\x0cVerification\x12\x39\n\x05Hello\x12\x18.edgellm.v1.HelloRequest\x1a\x16.edgellm.v1.HelloReply\x12\x44\n\tTokenizer\x12\x1c.edgellm.v1.TokenizerRequest\x1a\x19.edgellm.v1.TokenizerPart\x12\x41\n\x07Session\x12\x17.edgellm.v1.DeviceFrame\x1a\x19.edgellm.v1.VerifierFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n edgellm/rpc/protos/edgellm.proto\x12\nedgellm.v1\"/\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\"\xe3\x02\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x12\n\nmodel_hash\x18\x06 \x01(\x0c\x12\x10\n\x08logprobs\x18\x07 \x01(\x08\x12\x15\n\rchat_template\x18\x08 \x01(\t\x12\x11\n\tpenalties\x18\t \x01(\x08\x12\x10\n\x08grammars\x18\x0b \x01(\x08\x12\x0e\n\x06\x62\x65hind\x18\x0c \x01(\t\x12\x1a\n\rlikely_tokens\x18\r \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x64raws_itself\x18\x0e \x01(\x08\x12\x11\n\ttokenizer\x18\x0f \x01(\x0c\x12&\n\x08sampling\x18\x10 \x01(\x0b\x32\x14.edgellm.v1.SamplingB\x10\n\x0e_likely_tokens\"1\n\x10TokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"+\n\rTokenizerPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04\"^\n\x0b\x44\x65viceFrame\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.edgellm.v1.OpenH\x00\x12$\n\x06verify\x18\x02 \x01(\x0b\x32\x12.edgellm.v1.VerifyH\x00\x42\x07\n\x05\x66rame\"\xb4\x01\n\rVerifierFrame\x12&\n\x07verdict\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.VerdictH\x00\x12&\n\x07working\x18\x03 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12 \n\x04\x62usy\x18\x04 \x01(\x0b\x32\x10.edgellm.v1.BusyH\x00\x12(\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x14.edgellm.v1.DrainingH\x00\x42\x07\n\x05\x66rame\"c\n\x04Open\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.edgellm.v1.Sampling\x12\r\n\x05model\x18\x05 \x01(\t\"\xb0\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12(\n\tpenalties\x18\x06 \x01(\x0b\x32\x15.edgellm.v1.Penalties\x12*\n\nconstraint\x18\x07 \x01(\x0b\x32\x16.edgellm.v1.Constraint\":\n\nConstraint\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x03(\r\"j\n\tPenalties\x12\x0e\n\x06repeat\x18\x01 \x01(\x01\x12\x11\n\tfrequency\x18\x02 \x01(\x01\x12\x10\n\x08presence\x18\x03 \x01(\x01\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x0c\n\x04\x62ias\x18\x05 \x03(\x01\x12\r\n\x05start\x18\x06 \x01(\r\"\x8b\x01\n\x06Verify\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06prefix\x18\x03 \x03(\r\x12\r\n\x05\x63hunk\x18\x04 \x03(\r\x12\r\n\x05\x65xtra\x18\x06 \x01(\r\x12\x0e\n\x06\x63opied\x18\x07 \x01(\x08\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\xa6\x01\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06passes\x18\x05 \x01(\r\x12\x11\n\tplausible\x18\x06 \x01(\x0c\x12&\n\x08logprobs\x18\x07 \x01(\x0b\x32\x14.edgellm.v1.Logprobs\x12\x0e\n\x06\x63\x61\x63hed\x18\x08 \x01(\r\"7\n\x08Logprobs\x12\x0b\n\x03own\x18\x01 \x03(\x02\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x11\n\tlikeliest\x18\x03 \x03(\x02\"H\n\x07Working\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x04\"\'\n\x04\x42usy\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08retry_ms\x18\x02 \x01(\r\"\n\n\x08\x44raining2\xd2\x01\n\x0cVerification\x12\x39\n\x05Hello\x12\x18.edgellm.v1.HelloRequest\x1a\x16.edgellm.v1.HelloReply\x12\x44\n\tTokenizer\x12\x1c.edgellm.v1.TokenizerRequest\x1a\x19.edgellm.v1.TokenizerPart\x12\x41\n\x07Session\x12\x17.edgellm.v1.DeviceFrame\x1a\x19.edgellm.v1.VerifierFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,37 +32,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgellm.rpc.protos.edgellm_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLOREQUEST']._serialized_start=48
-  _globals['_HELLOREQUEST']._serialized_end=140
-  _globals['_HELLOREPLY']._serialized_start=143
-  _globals['_HELLOREPLY']._serialized_end=498
-  _globals['_TOKENIZERREQUEST']._serialized_start=500
-  _globals['_TOKENIZERREQUEST']._serialized_end=549
-  _globals['_TOKENIZERPART']._serialized_start=551
-  _globals['_TOKENIZERPART']._serialized_end=594
-  _globals['_DEVICEFRAME']._serialized_start=596
-  _globals['_DEVICEFRAME']._serialized_end=690
-  _globals['_VERIFIERFRAME']._serialized_start=693
-  _globals['_VERIFIERFRAME']._serialized_end=873
-  _globals['_OPEN']._serialized_start=875
-  _globals['_OPEN']._serialized_end=974
-  _globals['_SAMPLING']._serialized_start=977
-  _globals['_SAMPLING']._serialized_end=1153
-  _globals['_CONSTRAINT']._serialized_start=1155
-  _globals['_CONSTRAINT']._serialized_end=1213
-  _globals['_PENALTIES']._serialized_start=1215
-  _globals['_PENALTIES']._serialized_end=1321
-  _globals['_VERIFY']._serialized_start=1324
-  _globals['_VERIFY']._serialized_end=1463
-  _globals['_VERDICT']._serialized_start=1466
-  _globals['_VERDICT']._serialized_end=1632
-  _globals['_LOGPROBS']._serialized_start=1634
-  _globals['_LOGPROBS']._serialized_end=1689
-  _globals['_WORKING']._serialized_start=1691
-  _globals['_WORKING']._serialized_end=1763
-  _globals['_BUSY']._serialized_start=1765
-  _globals['_BUSY']._serialized_end=1804
-  _globals['_DRAINING']._serialized_start=1806
-  _globals['_DRAINING']._serialized_end=1816
-  _globals['_VERIFICATION']._serialized_start=1819
-  _globals['_VERIFICATION']._serialized_end=2029
+  _globals['_HELLOREQUEST']._serialized_end=95
+  _globals['_HELLOREPLY']._serialized_start=98
+  _globals['_HELLOREPLY']._serialized_end=453
+  _globals['_TOKENIZERREQUEST']._serialized_start=455
+  _globals['_TOKENIZERREQUEST']._serialized_end=504
+  _globals['_TOKENIZERPART']._serialized_start=506
+  _globals['_TOKENIZERPART']._serialized_end=549
+  _globals['_DEVICEFRAME']._serialized_start=551
+  _globals['_DEVICEFRAME']._serialized_end=645
+  _globals['_VERIFIERFRAME']._serialized_start=648
+  _globals['_VERIFIERFRAME']._serialized_end=828
+  _globals['_OPEN']._serialized_start=830
+  _globals['_OPEN']._serialized_end=929
+  _globals['_SAMPLING']._serialized_start=932
+  _globals['_SAMPLING']._serialized_end=1108
+  _globals['_CONSTRAINT']._serialized_start=1110
+  _globals['_CONSTRAINT']._serialized_end=1168
+  _globals['_PENALTIES']._serialized_start=1170
+  _globals['_PENALTIES']._serialized_end=1276
+  _globals['_VERIFY']._serialized_start=1279
+  _globals['_VERIFY']._serialized_end=1418
+  _globals['_VERDICT']._serialized_start=1421
+  _globals['_VERDICT']._serialized_end=1587
+  _globals['_LOGPROBS']._serialized_start=1589
+  _globals['_LOGPROBS']._serialized_end=1644
+  _globals['_WORKING']._serialized_start=1646
+  _globals['_WORKING']._serialized_end=1718
+  _globals['_BUSY']._serialized_start=1720
+  _globals['_BUSY']._serialized_end=1759
+  _globals['_DRAINING']._serialized_start=1761
+  _globals['_DRAINING']._serialized_end=1771
+  _globals['_VERIFICATION']._serialized_start=1774
+  _globals['_VERIFICATION']._serialized_end=1984
 # @@protoc_insertion_point(module_scope)

@@ -7,16 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HelloRequest(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model")
+    __slots__ = ("protocol", "model")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
-    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
-    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
-    vocabulary: bytes
-    vocabulary_size: int
     model: str
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "chat_template", "penalties", "grammars", "behind", "likely_tokens", "draws_itself", "tokenizer", "sampling")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64gellm/rpc/protos/trust.proto\x12\nedgellm.v1\"B\n\x0eWelcomeRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\t\"\x96\x01\n\x0cWelcomeReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0e\n\x06rights\x18\x05 \x03(\t\x12!\n\x06models\x18\x06 \x03(\x0b\x32\x11.edgellm.v1.Offer\x12\r\n\x05\x63\x61rds\x18\x08 \x03(\t\"H\n\x05Offer\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x12\n\nvocabulary\x18\x04 \x01(\x0c\x12\x0e\n\x06\x62\x65hind\x18\x05 \x01(\t\"\x8e\x01\n\tPairFrame\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.edgellm.v1.PairHelloH\x00\x12*\n\x07\x63onfirm\x18\x02 \x01(\x0b\x32\x17.edgellm.v1.PairConfirmH\x00\x12$\n\x04\x64one\x18\x03 \x01(\x0b\x32\x14.edgellm.v1.PairDoneH\x00\x42\x07\n\x05\x66rame\"A\n\tPairHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05spake\x18\x03 \x01(\x0c\"=\n\x0bPairConfirm\x12\x0b\n\x03mac\x18\x01 \x01(\x0c\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x17\n\x08PairDone\x12\x0b\n\x03mac\x18\x01 \x01(\x0c\"_\n\x0cIntroduction\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06rights\x18\x02 \x03(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\r\n\x05\x63\x61rds\x18\x05 \x03(\t2J\n\x07\x44\x65vices\x12?\n\x07Welcome\x12\x1a.edgellm.v1.WelcomeRequest\x1a\x18.edgellm.v1.WelcomeReply2C\n\x07Pairing\x12\x38\n\x04Pair\x12\x15.edgellm.v1.PairFrame\x1a\x15.edgellm.v1.PairFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64gellm/rpc/protos/trust.proto\x12\nedgellm.v1\"1\n\x0eWelcomeRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"\x96\x01\n\x0cWelcomeReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0e\n\x06rights\x18\x05 \x03(\t\x12!\n\x06models\x18\x06 \x03(\x0b\x32\x11.edgellm.v1.Offer\x12\r\n\x05\x63\x61rds\x18\x08 \x03(\t\"[\n\x05Offer\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x12\n\nvocabulary\x18\x04 \x01(\x0c\x12\x0e\n\x06\x62\x65hind\x18\x05 \x01(\t\x12\x11\n\ttokenizer\x18\x06 \x01(\x0c\"\x8e\x01\n\tPairFrame\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.edgellm.v1.PairHelloH\x00\x12*\n\x07\x63onfirm\x18\x02 \x01(\x0b\x32\x17.edgellm.v1.PairConfirmH\x00\x12$\n\x04\x64one\x18\x03 \x01(\x0b\x32\x14.edgellm.v1.PairDoneH\x00\x42\x07\n\x05\x66rame\"A\n\tPairHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05spake\x18\x03 \x01(\x0c\"=\n\x0bPairConfirm\x12\x0b\n\x03mac\x18\x01 \x01(\x0c\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x17\n\x08PairDone\x12\x0b\n\x03mac\x18\x01 \x01(\x0c\"N\n\x0cIntroduction\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06rights\x18\x02 \x03(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\r\n\x05\x63\x61rds\x18\x05 \x03(\t2J\n\x07\x44\x65vices\x12?\n\x07Welcome\x12\x1a.edgellm.v1.WelcomeRequest\x1a\x18.edgellm.v1.WelcomeReply2C\n\x07Pairing\x12\x38\n\x04Pair\x12\x15.edgellm.v1.PairFrame\x1a\x15.edgellm.v1.PairFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,23 +32,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgellm.rpc.protos.trust_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WELCOMEREQUEST']._serialized_start=46
-  _globals['_WELCOMEREQUEST']._serialized_end=112
-  _globals['_WELCOMEREPLY']._serialized_start=115
-  _globals['_WELCOMEREPLY']._serialized_end=265
-  _globals['_OFFER']._serialized_start=267
-  _globals['_OFFER']._serialized_end=339
-  _globals['_PAIRFRAME']._serialized_start=342
-  _globals['_PAIRFRAME']._serialized_end=484
-  _globals['_PAIRHELLO']._serialized_start=486
-  _globals['_PAIRHELLO']._serialized_end=551
-  _globals['_PAIRCONFIRM']._serialized_start=553
-  _globals['_PAIRCONFIRM']._serialized_end=614
-  _globals['_PAIRDONE']._serialized_start=616
-  _globals['_PAIRDONE']._serialized_end=639
-  _globals['_INTRODUCTION']._serialized_start=641
-  _globals['_INTRODUCTION']._serialized_end=736
-  _globals['_DEVICES']._serialized_start=738
-  _globals['_DEVICES']._serialized_end=812
-  _globals['_PAIRING']._serialized_start=814
-  _globals['_PAIRING']._serialized_end=881
+  _globals['_WELCOMEREQUEST']._serialized_end=95
+  _globals['_WELCOMEREPLY']._serialized_start=98
+  _globals['_WELCOMEREPLY']._serialized_end=248
+  _globals['_OFFER']._serialized_start=250
+  _globals['_OFFER']._serialized_end=341
+  _globals['_PAIRFRAME']._serialized_start=344
+  _globals['_PAIRFRAME']._serialized_end=486
+  _globals['_PAIRHELLO']._serialized_start=488
+  _globals['_PAIRHELLO']._serialized_end=553
+  _globals['_PAIRCONFIRM']._serialized_start=555
+  _globals['_PAIRCONFIRM']._serialized_end=616
+  _globals['_PAIRDONE']._serialized_start=618
+  _globals['_PAIRDONE']._serialized_end=641
+  _globals['_INTRODUCTION']._serialized_start=643
+  _globals['_INTRODUCTION']._serialized_end=721
+  _globals['_DEVICES']._serialized_start=723
+  _globals['_DEVICES']._serialized_end=797
+  _globals['_PAIRING']._serialized_start=799
+  _globals['_PAIRING']._serialized_end=866
 # @@protoc_insertion_point(module_scope)

@@ -7,14 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WelcomeRequest(_message.Message):
-    __slots__ = ("protocol", "nonce", "version")
+    __slots__ = ("protocol", "nonce")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     nonce: bytes
-    version: str
-    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class WelcomeReply(_message.Message):
     __slots__ = ("protocol", "device", "signature", "version", "rights", "models", "cards")
@@ -35,16 +33,18 @@ class WelcomeReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., device: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., version: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., cards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("model", "size", "vocabulary", "behind")
+    __slots__ = ("model", "size", "vocabulary", "behind", "tokenizer")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     model: str
     size: int
     vocabulary: bytes
     behind: str
-    def __init__(self, model: _Optional[str] = ..., size: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., behind: _Optional[str] = ...) -> None: ...
+    tokenizer: bytes
+    def __init__(self, model: _Optional[str] = ..., size: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., behind: _Optional[str] = ..., tokenizer: _Optional[bytes] = ...) -> None: ...
 
 class PairFrame(_message.Message):
     __slots__ = ("hello", "confirm", "done")
@@ -83,15 +83,13 @@ class PairDone(_message.Message):
     def __init__(self, mac: _Optional[bytes] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("name", "rights", "addresses", "version", "cards")
+    __slots__ = ("name", "rights", "addresses", "cards")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RIGHTS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
     CARDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     rights: _containers.RepeatedScalarFieldContainer[str]
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    version: str
     cards: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., addresses: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., cards: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., addresses: _Optional[_Iterable[str]] = ..., cards: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -109,7 +109,7 @@ async def _call_welcome(
     channel: grpc.aio.Channel, address: Address, trust: Trust, expected: DeviceID | None, seconds: float
 ) -> PeerInfo:
     call = channel.unary_unary(_WELCOME, pb.WelcomeRequest.SerializeToString, bytes)
-    request = pb.WelcomeRequest(protocol=PROTOCOL, nonce=os.urandom(_NONCE), version=program_version())
+    request = pb.WelcomeRequest(protocol=PROTOCOL, nonce=os.urandom(_NONCE))
     began = time.monotonic()
     try:
         data = await call(request, timeout=seconds)
@@ -126,7 +126,13 @@ def read_welcome(
     check_version(reply.protocol, "the other device")
     peer = _verified_peer(reply, nonce, trust, expected, address)
     offers = tuple(
-        pb.Offer(model=one.model[:200], size=one.size, vocabulary=one.vocabulary[:32], behind=one.behind[:200])
+        pb.Offer(
+            model=one.model[:200],
+            size=one.size,
+            vocabulary=one.vocabulary[:32],
+            behind=one.behind[:200],
+            tokenizer=one.tokenizer[:32],
+        )
         for one in reply.models
     )
     rights, cards = read_rights(reply.rights), read_cards(reply.cards)

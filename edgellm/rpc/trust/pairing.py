@@ -41,7 +41,7 @@ from edgellm.rpc import PAIRING_PORT
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind_pairing, new_server, open_pairing_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import own_cards
-from edgellm.rpc.protos import PROTOCOL, check_version, parse_message, program_version
+from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.handshake import Context, caller_host, identity_clash
 from edgellm.rpc.trust.identity import Certificate, Identity
@@ -172,10 +172,7 @@ class Exchange:
 def introduce(name: str, rights: Rights, addresses: Sequence[Address]) -> pb.Introduction:
     """Return this device's description for the one it pairs with: its name, the rights of the other one here, and the
     addresses of its server."""
-    return pb.Introduction(
-        name=name, rights=sorted(rights), addresses=map(str, addresses), version=program_version(),
-        cards=map(str, own_cards()),
-    )  # fmt: skip
+    return pb.Introduction(name=name, rights=sorted(rights), addresses=map(str, addresses), cards=map(str, own_cards()))
 
 
 class PairingWindow:

@@ -5,7 +5,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 from pathlib import Path
@@ -44,20 +44,16 @@ class TokenizerFit(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A model of a paired device that can verify."""
+    """A model of a paired device that can verify. Its address has its name only if the device has several."""
 
     info: PeerInfo
     offer: Offer
+    address: ModelAddress
     fit: TokenizerFit
 
     @property
     def order(self) -> tuple[int, float, float]:
         return -self.fit, -inf if self.offer.behind else -self.offer.size, self.info.seconds
-
-    @property
-    def address(self) -> ModelAddress:
-        """Return the address of the model, with its name only if the device has several."""
-        return ModelAddress(self.info.address, self.offer.model if len(self.info.offers) > 1 else "")
 
     def __str__(self) -> str:
         offer = self.offer
@@ -79,18 +75,15 @@ class Chosen:
 
 def choose_verifier(
     trust: Trust,
-    vocabulary: str,
+    ours: Vocabulary,
     named: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
-    *,
-    fits: Callable[[ModelAddress, DeviceID], TokenizerFit] = lambda _address, _device: TokenizerFit.NONE,
     wakes: TokenizerFit | None = None,
 ) -> Chosen:
-    """Choose the largest model in this vocabulary (a fingerprint in hex) that a paired device lets this one use; of
-    equals the one with the shortest round trip. A gateway comes before all others: the size of its model is not known.
-    Without such a model, a model with another tokenizer is chosen, for which drafts are translated. `named` are the
-    devices to choose from: names, IDs, or HOST:PORT, and after a # the wanted model. `fits` returns how a verifier with
-    another fingerprint fits: it may differ in unused tokens only. `hosts`: interface addresses to listen on for
+    """Choose the largest model in this vocabulary that a paired device lets this one use; of equals the one with the
+    shortest round trip. A gateway comes before all others: the size of its model is not known. Without such a model, a
+    model with another tokenizer is chosen, for which drafts are translated. `named` are the devices to choose from:
+    names, IDs, or HOST:PORT, and after a # the wanted model. `hosts`: interface addresses to listen on for
     announcements, by default all that lead to other home devices. Where none answers, a device is chosen that can be
     woken up and has verified before, if it fits as well as `wakes` says. Raises PairingRequired: no device is paired;
     NotPaired: one of the names or IDs in `named` is no paired device's; VerifierUnreachable: none of them can be used;
@@ -109,11 +102,11 @@ def choose_verifier(
             if len(named) == 1:
                 raise
             asked.append((name, model, error))
-    asleep = [one for peer, model in peers if wakes and (one := _sleeper(peer, vocabulary, model, wakes))]
+    asleep = [one for peer, model in peers if wakes and (one := _sleeper(peer, ours.fingerprint, model, wakes))]
     near = () if asleep else chosen_hosts() if hosts is None else hosts  # A sleeper is looked for meanwhile.
     answers = probe_peers(trust, [peer for peer, _ in peers], near) if peers else []
     asked += [(peer.name, model, answer) for (peer, answer), (_, model) in zip(answers, peers, strict=True)]
-    found = [one for name, model, answer in asked for one in _candidates(name, model, answer, vocabulary, fits)]
+    found = [one for name, model, answer in asked for one in _candidates(name, model, answer, trust, ours)]
     suitable = sorted((one for one in found if isinstance(one, _Candidate)), key=lambda one: one.order)
     unsuitable = [why for why in found if isinstance(why, str)]
     silent = (one for one in answers if isinstance(one[1], errors.VerifierUnreachable))
@@ -149,9 +142,8 @@ def _sleeper(peer: Peer, vocabulary: str, wanted: str, least: TokenizerFit) -> C
 
 
 def _candidates(
-    name: str, wanted: str, answer: PeerInfo | errors.EdgeError, vocabulary: str,
-    fits: Callable[[ModelAddress, DeviceID], TokenizerFit],
-) -> Sequence[_Candidate | str]:  # fmt: skip
+    name: str, wanted: str, answer: PeerInfo | errors.EdgeError, trust: Trust, ours: Vocabulary
+) -> Sequence[_Candidate | str]:
     """Return the models of a device that can verify, or the reason why there is none; only the `wanted` model if one is
     named."""
     if isinstance(answer, errors.EdgeError):
@@ -163,10 +155,12 @@ def _candidates(
     offers = [offer for offer in answer.offers if wanted in ("", offer.model)]
     if not offers:
         return [f"{name} serves {_names(answer.offers)}, but not {wanted}"]
-    found = [_Candidate(answer, one, TokenizerFit.SAME) for one in offers if one.vocabulary.hex() == vocabulary]
-    if not found:
-        others = [_Candidate(answer, one, TokenizerFit.NONE) for one in offers]
-        found = [replace(one, fit=fit) for one in others if (fit := fits(one.address, answer.peer.id))]
+    same = [one for one in offers if one.vocabulary.hex() == ours.fingerprint]
+    found = []
+    for one in same or offers:
+        where = ModelAddress(answer.address, one.model if len(answer.offers) > 1 else "")
+        if fit := fit_of(ours, trust, where, answer.peer.id, one):
+            found.append(_Candidate(answer, one, where, fit))
     return found or [f"{name} serves {_names(offers)}, which has a different tokenizer, and does not send it"]
 
 
@@ -180,19 +174,15 @@ def _address(name: str) -> Address | None:
     return None
 
 
-def fit_of(ours: Vocabulary, trust: Trust, address: ModelAddress, device: DeviceID) -> TokenizerFit:
-    """Return how the tokenizer of a paired device's verifier fits this vocabulary; it is fetched where it differs."""
-    from edgellm.services.client.verifier_client import RemoteVerifier
-
-    with suppress(errors.EdgeError):
-        try:
-            RemoteVerifier(address, ours, trust=trust, device=device).close()
-            return TokenizerFit.SAME
-        except errors.VocabularyMismatch as mismatch:
-            if mismatch.tokenizer:
-                with open_tokenizer(address, mismatch.tokenizer, trust=trust, device=device) as theirs:
-                    alike = ours.match(theirs.vocabulary).different is None
-                return TokenizerFit.SAME if alike else TokenizerFit.TRANSLATED
+def fit_of(ours: Vocabulary, trust: Trust, address: ModelAddress, device: DeviceID, offer: Offer) -> TokenizerFit:
+    """Return how the tokenizer of a paired device's verifier fits this vocabulary; it is fetched where they differ, and
+    may do so in unused tokens only."""
+    if offer.vocabulary.hex() == ours.fingerprint:
+        return TokenizerFit.SAME
+    sha256 = offer.tokenizer.hex()
+    if sha256:
+        with suppress(errors.EdgeError), open_tokenizer(address, sha256, trust=trust, device=device) as theirs:
+            return TokenizerFit.SAME if ours.match(theirs.vocabulary).different is None else TokenizerFit.TRANSLATED
     return TokenizerFit.NONE
 
 

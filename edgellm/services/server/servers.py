@@ -17,7 +17,6 @@ from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import MAX_CHUNK
-from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.layer_service import LayerService
@@ -52,9 +51,7 @@ class SessionServer(Listener):
 
     def serve(self, model: VerifyingModel) -> None:
         """Serve another model from now on; it is closed with the server. Any thread may call this."""
-        self._offers.append(
-            Offer(model=model.name, size=model.size_bytes, vocabulary=model.fingerprint, behind=model.behind)
-        )
+        self._offers.append(model.offer())
         self._service.add(model)
         if self._started.is_set():
             self._begin(model)

@@ -24,6 +24,7 @@ from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.rpc.channel import CONTRACT, HEARTBEAT_SECONDS, MAX_BUSY_MS
 from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.handshake import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.services import verification_codec as codec
@@ -100,12 +101,14 @@ class VerifyingModel:
     fingerprint: bytes = field(init=False)
     tokenizer: bytes = b""
     """For devices with another tokenizer; b"" if it cannot be sent."""
+    tokenizer_hash: bytes = b""
 
     def __post_init__(self) -> None:
         self.queue = Queue(self.max_waiting)
         self.fingerprint = bytes.fromhex(self.text.vocabulary.fingerprint)
         with suppress(errors.ModelUnsupported, OSError):  # the tokenizer is too long, or the file has been removed
             self.tokenizer = tokenizer_file(self.text.file, self.name)
+            self.tokenizer_hash = hashlib.sha256(self.tokenizer).digest()
 
     @property
     def name(self) -> str:
@@ -121,6 +124,13 @@ class VerifyingModel:
         extra = EXTRA_TOKENS if self.behind else 0
         return ColocatedVerifier(self.backend, self.capabilities, self.grammar, extra)
 
+    def offer(self) -> Offer:
+        """Return what paired devices are told of the model."""
+        return Offer(
+            model=self.name, size=self.size_bytes, vocabulary=self.fingerprint, behind=self.behind,
+            tokenizer=self.tokenizer_hash,
+        )  # fmt: skip
+
     def described(self) -> pb.HelloReply:
         can, template = self.capabilities, self.text.chat_template_source
         return pb.HelloReply(
@@ -129,7 +139,7 @@ class VerifyingModel:
             chat_template=template if len(template.encode()) <= _MAX_TEMPLATE else "",
             logprobs=can.logprobs, penalties=can.penalties, grammars=can.grammars,
             behind=self.behind, likely_tokens=can.choice.likely, draws_itself=can.choice.draws_itself,
-            tokenizer=hashlib.sha256(self.tokenizer).digest() if self.tokenizer else b"",
+            tokenizer=self.tokenizer_hash,
             sampling=codec.write_wanted(self.sampling),
         )  # fmt: skip
 
