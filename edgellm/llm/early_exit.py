@@ -43,49 +43,25 @@ def first_exit(model: Model) -> int:
         ) from None
 
 
-class EarlyExits:
-    """The early exits from one model at its first exit; the cache folder keeps the two parts by the fingerprint of its
-    file."""
-
-    def __init__(self, model: Model, fingerprint: str) -> None:
-        self._model, self._fingerprint = model, fingerprint[:16]
-        self._parts: list[Model] = []
-
-    def open(
-        self, spec: ContextSpec, *, threshold: float, layers: tuple[int, ...] = (), shared: int | None = None
-    ) -> "EarlyExitDrafter":
-        """Return a drafter; the arguments as for `EarlyExitDrafter`. Raises InvalidOption: the model cannot be cut, or
-        there is no room for the parts."""
-        if not self._parts:
-            hardware = LoadSpec(self._model.hardware)
-            with ExitStack() as opened:
-                parts = self._cut(first_exit(self._model))
-                self._parts = [opened.enter_context(Model.load(part, hardware)) for part in parts]
-                opened.pop_all()
-        lower, upper = self._parts
-        below = tuple(each for each in layers if each < lower.n_layer)
-        return EarlyExitDrafter(lower, upper, spec, threshold=threshold, layers=below, shared=shared)
-
-    def close(self) -> None:
-        """Close the parts."""
-        while self._parts:
-            self._parts.pop().close()
-
-    def _cut(self, layer: int) -> list[Path]:
-        """Return the files of the part up to `layer`, and of the rest, cut now if they are not there."""
-        folder, files = cache_dir() / "shards", list[Path]()
-        try:
-            private_folder(folder)
-            for first, last in ((0, layer), (layer + 1, check_cuttable(self._model.header) - 1)):
-                files.append(file := folder / f"{self._fingerprint}-{first}-{last}.gguf")
-                if not file.is_file():
-                    cut(self._model.path, file, first, last, head=True)
-        except OSError as error:
-            raise InvalidOption(
-                f"{self._model.path} cannot be cut for an early exit: {error}.",
-                f"Make room in {folder}, or do without the exit.",
-            ) from error
-        return files
+def open_parts(model: Model, fingerprint: str) -> tuple[Model, Model]:
+    """Return the part of a model up to its first exit, and the rest. The cache folder keeps their files by the
+    `fingerprint` of the model's file. Raise InvalidOption: the model cannot be cut, or there is no room for the
+    parts."""
+    layer, folder, files = first_exit(model), cache_dir() / "shards", list[Path]()
+    try:
+        private_folder(folder)
+        for first, last in ((0, layer), (layer + 1, check_cuttable(model.header) - 1)):
+            files.append(file := folder / f"{fingerprint[:16]}-{first}-{last}.gguf")
+            if not file.is_file():
+                cut(model.path, file, first, last, head=True)
+    except OSError as error:
+        raise InvalidOption(
+            f"{model.path} cannot be cut for an early exit: {error}.", f"Make room in {folder}, or do without the exit."
+        ) from error
+    with ExitStack() as opened:
+        lower, upper = (opened.enter_context(Model.load(file, LoadSpec(model.hardware))) for file in files)
+        opened.pop_all()
+    return lower, upper
 
 
 _PREFILL_ROWS = 32  # rows at once: llama.cpp reserves logits for each, even when it stops before the head
@@ -101,8 +77,10 @@ class EarlyExitDrafter(ModelDrafter):
     ) -> None:  # fmt: skip
         """Open contexts like `spec` over the two shards of a model: `cut(..., 0, e, head=True)` and `cut(..., e + 1,
         last, head=True)`. A token leaves early where the probability of the likeliest token is more than `threshold`
-        above that of the second; 1 means never. `layers`, of the lower shard, and `shared` as in `ModelDrafter`."""
+        above that of the second; 1 means never. `layers` and `shared` as in `ModelDrafter`, layers of the upper shard
+        without effect."""
         self._layer, self._threshold = lower.n_layer - 1, threshold
+        layers = tuple(one for one in layers if one <= self._layer)
         capture = Capture(attention=layers, stop_after=self._layer)
         with ExitStack() as opened:
             below = opened.enter_context(Context(lower, replace(spec, whole_window=True), capture=capture))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.engine.kv.saved_prompts import SavedPrompts
@@ -61,9 +61,10 @@ class Drafters:
         self._lock = threading.Lock()  # Several threads may write replies.
 
     @cached_property
-    def exits(self) -> Any:
-        """Return the early exits from the model (`early_exit.EarlyExits`)."""
-        return mechanism("early exit").EarlyExits(self.model, self._fingerprint())
+    def parts(self) -> tuple[Model, Model]:
+        """Return the parts of the model before and behind its first early exit."""
+        opened: tuple[Model, Model] = mechanism("early exit").open_parts(self.model, self._fingerprint())
+        return opened
 
     @contextmanager
     def taken(self, kind: DrafterKind = DrafterKind()) -> Iterator[Drafter]:
@@ -89,13 +90,15 @@ class Drafters:
     def close(self) -> None:
         """Close all drafters, which replies have given back by then."""
         self._close_idle()
-        if "exits" in vars(self):
-            self.exits.close()
+        for part in vars(self).get("parts", ()):
+            part.close()
 
     def _open(self, kind: DrafterKind) -> Drafter:
         shared, translation = self._fit.shared_tokens, self._fit.translation
-        if kind.exits is not None and translation is None:
-            early: Drafter = self.exits.open(self._spec, threshold=kind.exits, layers=kind.layers, shared=shared)
+        if kind.exits is not None:
+            early: Drafter = mechanism("early exit").EarlyExitDrafter(
+                *self.parts, self._spec, threshold=kind.exits, layers=kind.layers, shared=shared
+            )
             return early
         spec = replace(self._spec, n_seq=1 + kind.branches, spare=kind.branches * 2 * kind.gamma)
         capture = Capture(attention=kind.layers) if kind.layers else None
