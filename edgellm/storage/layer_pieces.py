@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import BufferedRandom
@@ -250,24 +250,9 @@ def _fault(file: BufferedRandom, path: Path, piece: LayerPiece) -> str:
     return "" if layers == len(piece.layers) else f"The file that arrived for {piece} has {layers} layers."
 
 
-@contextmanager
-def hold_in_use(path: Path) -> Iterator[bool]:
-    """Prevent `remove_unused` from removing the file until the `with` ends; yield False if there is no such file."""
-    try:
-        file = path.open("rb")
-    except OSError:
-        yield False
-        return
-    with file:
-        system.lock_shared(file)
-        present = False
-        with suppress(OSError):  # the file may have been removed in between
-            present = os.path.samestat(path.stat(), os.fstat(file.fileno()))
-        yield present
-
-
 def remove_unused(path: Path, *, only_look: bool = False) -> bool:
-    """Remove the file unless it is in use; return whether it is gone, or with `only_look` whether it could go."""
+    """Remove the file unless it is in use, locked by `system.lock_shared`; return whether it is gone, or with
+    `only_look` whether it could go."""
     try:
         with path.open("rb") as file:
             system.lock_exclusive(file)

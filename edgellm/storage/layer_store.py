@@ -153,11 +153,13 @@ class LayerStore:
     @contextmanager
     def using(self, pieces: Iterable[LayerPiece]) -> Iterator[list[Path]]:
         """Yield the files of these pieces, and prevent their removal until the `with` ends. Raise LayersMissing."""
-        with ExitStack() as stack:
+        with ExitStack() as held:
             paths = []
             for piece in pieces:
                 path = self._whole(piece.sha256)
-                if self.find(piece) is None or not stack.enter_context(layer_pieces.hold_in_use(path)):
+                with suppress(OSError):
+                    system.lock_shared(held.enter_context(path.open("rb")))
+                if self.find(piece) is None:
                     raise LayersMissing(f"{str(piece).capitalize()} is not on this device.", _DEPLOY)
                 layer_pieces.mark_used(path)
                 paths.append(path)
