@@ -8,12 +8,14 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +188,8 @@ class History:
         before = oldest()
         with system_errors(HistoryUnusable, self.path, "read"):
             for path in self._files():
-                if path.name.startswith(beginning) and (one := _read(path)) is not None and one.when >= before:
+                one = _read(path) if path.name.startswith(beginning) else None
+                if one is not None and one.when.timestamp() >= before:
                     yield one
 
     def _files(self) -> list[Path]:
@@ -265,21 +268,17 @@ def set_max_age(age: timedelta | None) -> None:
     write_state(_age_file(), describe_age(age))
 
 
-def oldest() -> datetime:
-    """Return the time (UTC) of the oldest entry that the retention allows."""
+def oldest() -> float:
+    """Return the time of the oldest entry that the retention allows, in seconds since 1970."""
     age = max_age()
-    try:
-        return datetime.min.replace(tzinfo=UTC) if age is None else datetime.now(UTC) - age
-    except OverflowError:
-        return datetime.min.replace(tzinfo=UTC)
+    return -inf if age is None else time.time() - age.total_seconds()
 
 
-def expired(path: Path, before: datetime) -> bool:
+def expired(path: Path, before: float) -> bool:
     """Return whether a file was last written before the given time; False where there is no file."""
-    try:
-        return path.lstat().st_mtime < before.timestamp()
-    except (OSError, OverflowError, ValueError):
-        return False
+    with suppress(OSError):
+        return path.lstat().st_mtime < before
+    return False
 
 
 def _age_file() -> Path:
