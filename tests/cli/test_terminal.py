@@ -20,10 +20,9 @@ from edgellm.http.middleware import HttpConfig, page_key
 from edgellm.http.running_servers import recorded
 from edgellm.http.server import HttpServer
 from edgellm.rpc.address import Address
-from edgellm.storage.hub.pull import pull
 from tests.cli.conftest import Edge
 from tests.http.conftest import asker
-from tests.storage.hub import REPO, Hub
+from tests.storage.hub import REPO, Hub, pull
 
 ROOT = Path(__file__).parents[2]
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>])")

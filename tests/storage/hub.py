@@ -9,16 +9,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from huggingface_hub import constants
 
+from edgellm.storage.hub.download import OnTransfer
+from edgellm.storage.hub.pull import DownloadPlan, plan
 from edgellm.storage.model_files import list_models
 from testkit.upstream.loopback import LoopbackHandler, LoopbackServer
 
 REPO = "ann/tiny-GGUF"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Pulled(NamedTuple):
+    plan: DownloadPlan
+    path: Path
+    sent: int
+
+
+def pull(name: str, progress: OnTransfer = lambda _: None) -> Pulled:
+    planned = plan(name)
+    return Pulled(planned, *planned.fetch(progress))
 
 
 def tiny_gguf(elements: int = 1000, fill: int = 0) -> bytes:

@@ -15,11 +15,10 @@ from edgellm.errors import InvalidOption, MemoryShort, ModelNotFound
 from edgellm.llm import LLM
 from edgellm.storage import pair_choice
 from edgellm.storage.catalog import catalog
-from edgellm.storage.hub.pull import pull
 from edgellm.storage.model_files import DEFAULT, HOME, SMOLLM2, VARIABLE, list_models, resolve, resolve_pair
 from edgellm.storage.pair_choice import PROCESSOR, ModelRoom, propose
 from edgellm.storage.upkeep import removable, remove
-from tests.storage.hub import REPO, Hub, names, tiny_gguf
+from tests.storage.hub import REPO, Hub, names, pull, tiny_gguf
 from tests.storage.wheels import packages, real_pair
 
 __all__ = ["packages", "real_pair"]

@@ -20,12 +20,12 @@ from edgellm.engine import Model, ModelFile
 from edgellm.errors import DiskFull, ModelCorrupt, ModelNotFound, PullFailed
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.hub import download
-from edgellm.storage.hub.pull import Transfer, fetch, plan, pull
+from edgellm.storage.hub.pull import Transfer, plan
 from edgellm.storage.model_files import list_models, resolve
 from edgellm.storage.upkeep import remove
 from testkit.gguf.split_file import split
 from tests.programs import run_python
-from tests.storage.hub import COMMIT, REPO, Hub, names, running, tiny_gguf
+from tests.storage.hub import COMMIT, REPO, Hub, names, pull, running, tiny_gguf
 
 Q4 = "tiny-Q4_K_M.gguf"
 
@@ -154,7 +154,7 @@ def test_names_that_no_file_may_have_are_refused(hub: Hub, name: str) -> None:
 def test_the_body_of_an_error_is_not_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = plan(REPO)
     hub.status, hub.chatter = 403, 2**30  # longer than anybody would wait for
-    for ask in (lambda: fetch(planned), lambda: pull(REPO)):
+    for ask in (planned.fetch, lambda: pull(REPO)):
         with pytest.raises(PullFailed, match="403"):
             ask()
 
@@ -208,11 +208,11 @@ def test_all_parts_make_one_model(hub: Hub, cache: Path, parts: list[bytes], dra
 def test_a_pull_that_is_killed_in_the_second_part_goes_on_there(hub: Hub, cache: Path, parts: list[bytes]) -> None:
     program = f"""
 import os, signal
-from edgellm.storage.hub.pull import pull
+from edgellm.storage.hub.pull import plan
 def progress(transfer):
     if transfer.done > {len(parts[0]) + len(parts[1]) // 2}:
         os.kill(os.getpid(), signal.SIGKILL)
-pull({SPLIT!r}, progress)
+plan({SPLIT!r}).fetch(progress)
 """
     done = run_python(program, HF_ENDPOINT=hub.url, HF_HUB_CACHE=str(cache))
     assert done.returncode == -signal.SIGKILL

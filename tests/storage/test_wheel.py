@@ -17,9 +17,10 @@ from edgellm.engine import ModelFile
 from edgellm.errors import DiskFull, ModelCorrupt, ModelNotFound, PullFailed
 from edgellm.storage.catalog import catalog
 from edgellm.storage.hub import download as module
-from edgellm.storage.hub.pull import Transfer, pull
+from edgellm.storage.hub.pull import Transfer
 from edgellm.storage.model_files import list_models, packaged_path, resolve
 from edgellm.storage.upkeep import remove
+from tests.storage.hub import pull
 from tests.storage.wheels import NAME, packages
 
 __all__ = ["packages"]

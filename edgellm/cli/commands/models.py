@@ -59,7 +59,6 @@ def catalog(family: str | None = typer.Argument(None, metavar="[FAMILY]"), as_js
 
 
 def pull(name: str = typer.Argument(..., metavar="NAME|USER/REPO[@REVISION][:QUANT]"), as_json: AsJson = False) -> None:
-    from edgellm.storage.hub.pull import fetch
     from edgellm.storage.hub.pull import plan as plan_of
 
     plan = plan_of(name)
@@ -70,14 +69,14 @@ def pull(name: str = typer.Argument(..., metavar="NAME|USER/REPO[@REVISION][:QUA
     parts = f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
     if plan.path is not None:
         ui.say(f"{ui.one_line(plan.file)} is already on this machine ({size(plan.size)}{parts}; {plan.reason}).")
-        pulled = fetch(plan)
+        path, sent = plan.fetch()
     else:
         ui.say(f"downloading {ui.one_line(plan.file)} ({size(plan.size)}{parts}; {plan.reason})")
-        (pulled,) = download([plan])
-    row = {"name": name, "file": plan.file, "files": [file.name for file in plan.files], "path": str(pulled.path),
+        ((path, sent),) = download([plan])
+    row = {"name": name, "file": plan.file, "files": [file.name for file in plan.files], "path": str(path),
            "size": plan.size, "reason": plan.reason, "warning": plan.warning, "renamed": plan.renamed,
-           "received": pulled.sent}  # fmt: skip
-    ui.tell(row, as_json, str(pulled.path), style="dim")
+           "received": sent}  # fmt: skip
+    ui.tell(row, as_json, str(path), style="dim")
 
 
 def add(
@@ -248,7 +247,7 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
         ui.say(f"downloading {about}")
     elif not typer.confirm(f"{name} is not here. Download {about}?", default=True, err=True):
         raise typer.Exit(1)
-    return download([plan])[0].path
+    return download([plan])[0][0]
 
 
 def fitting_draft(name: str, path: Path) -> str:

