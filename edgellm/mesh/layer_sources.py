@@ -131,7 +131,7 @@ class WholeModel:
                 if known is None or self._store.find(known) is None:
                     known = self._store.cut(self._file, layers, self._size(layers))
                 with suppress(LayersMissing):  # it has just been removed
-                    (path,) = held.enter_context(self._store.using([known]))
+                    path = held.enter_context(self._store.using(known))
             yield path
 
     def _size(self, layers: LayerRange) -> int:
@@ -156,21 +156,16 @@ class StoredLayers:
 
         def files(layers: LayerRange) -> Sequence[LayerFile]:
             found = [here[one] for one in chain(here, layers)]
-            return [LayerFile(one.layers, one.size, one.sha256, partial(self._using, one)) for one in found]
+            return [LayerFile(one.layers, one.size, one.sha256, partial(self.store.using, one)) for one in found]
 
         def header() -> GgufHeader:
             # The last piece gives the size of the vocabulary, while the first piece's header may list every token.
-            with self._using(max(here.values(), key=lambda piece: piece.last)) as path:
+            with self.store.using(max(here.values(), key=lambda piece: piece.last)) as path:
                 return check_gguf(path)
 
         split = tuple(sorted(chosen)) if any(len(layers) > 1 for layers in chosen) else None
         keys = frozenset(piece.sha256 for piece in here.values())
         return ModelLayers(frozenset(held), split, keys, files, header) if here else None
-
-    @contextmanager
-    def _using(self, piece: LayerPiece) -> Iterator[Path]:
-        with self.store.using([piece]) as (path,):
-            yield path
 
 
 def require(source: LayerSource, work: StageSpec) -> tuple[ModelLayers, Sequence[LayerFile]]:

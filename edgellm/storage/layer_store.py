@@ -151,19 +151,16 @@ class LayerStore:
         return min(piece.size, _size(self._partial(piece, owner)) or 0)
 
     @contextmanager
-    def using(self, pieces: Iterable[LayerPiece]) -> Iterator[list[Path]]:
-        """Yield the files of these pieces, and prevent their removal until the `with` ends. Raise LayersMissing."""
+    def using(self, piece: LayerPiece) -> Iterator[Path]:
+        """Yield the file of a piece, and prevent its removal until the `with` ends. Raise LayersMissing."""
+        path = self._whole(piece.sha256)
         with ExitStack() as held:
-            paths = []
-            for piece in pieces:
-                path = self._whole(piece.sha256)
-                with suppress(OSError):
-                    system.lock_shared(held.enter_context(path.open("rb")))
-                if self.find(piece) is None:
-                    raise LayersMissing(f"{str(piece).capitalize()} is not on this device.", _DEPLOY)
-                layer_pieces.mark_used(path)
-                paths.append(path)
-            yield paths
+            with suppress(OSError):
+                system.lock_shared(held.enter_context(path.open("rb")))
+            if self.find(piece) is None:
+                raise LayersMissing(f"{str(piece).capitalize()} is not on this device.", _DEPLOY)
+            layer_pieces.mark_used(path)
+            yield path
 
     def models(self, owner: str | None = None) -> list[HeldModel]:
         """Return each owner's pieces of each model, the most recently used first; with an `owner`, only its own."""

@@ -124,8 +124,7 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_two_portions(
     assert done.error is None
     assert done.attempts > 1
     assert total <= done.sent <= total + 2 * (done.attempts - 1) * PORTION
-    with home.stores["desk"].using(manifest.pieces) as paths:
-        assert len(paths) == 12
+    assert len(home.stores["desk"].complete(manifest.pieces)) == 12
     assert not list(home.stores["desk"].root.rglob("*.partial"))
 
 

@@ -110,13 +110,13 @@ def test_what_has_arrived_is_gone_on_with(draft_path: Path, store: LayerStore, m
     again = LayerStore(store.root, PLENTY)
     assert again.arrived(piece) == 1000
     assert again.models()[0].arriving == 1000
-    with pytest.raises(LayersMissing), again.using([piece]):
+    with pytest.raises(LayersMissing), again.using(piece):
         pass
     assert again.reserve(manifest, [piece]) == [1000]
     for offset in (999, 1001):
         assert again.append(piece, offset, data[offset:2000]) == 1000
     assert again.append(piece, 1000, data[1000:]) == again.arrived(piece) == piece.size
-    with again.using([piece]) as (path,):
+    with again.using(piece) as path:
         assert path.read_bytes() == data
     assert not list(store.root.rglob("*.partial"))
 
@@ -175,11 +175,11 @@ def test_the_least_used_go_first_none_in_use_or_wanted(draft_path: Path, manifes
     cut_singly(draft_path, store, layers=LayerRange(1, 2))
     cut_singly(draft_path, store, layers=LayerRange(2, 3))
     cut_singly(draft_path, store, layers=LayerRange(3, 4))
-    with store.using(manifest.pieces[1:2]):  # used again, so that layer 2 is now the oldest
+    with store.using(manifest.pieces[1]):  # used again, so that layer 2 is now the oldest
         pass
     cut_singly(draft_path, store, layers=LayerRange(4, 5))
     assert [store.find(piece) is not None for piece in manifest.pieces[1:5]] == [True, False, True, True]
-    with store.using(manifest.pieces[1:2]), store.using(manifest.pieces[3:5]):
+    with store.using(manifest.pieces[1]), store.using(manifest.pieces[3]), store.using(manifest.pieces[4]):
         with pytest.raises(LayersRefused, match="in use"):
             cut_singly(draft_path, store, layers=LayerRange(2, 3))
         assert store.clean().in_use == 3
@@ -196,7 +196,7 @@ def test_pieces_used_in_a_millisecond_are_kept_in_order(draft_path: Path, manife
         cut_singly(draft_path, store, layers=piece.layers)
     for order in islice(cycle(permutations(pieces)), 60):
         for piece in order:
-            with store.using([piece]):
+            with store.using(piece):
                 pass
         assert store.complete(pieces) == list(reversed(order))
 

@@ -34,7 +34,7 @@ def test_a_device_removes_what_it_brought_alone(store: LayerStore, draft_path: P
     assert [held.pieces for held in store.models(Y)] == [(both, theirs)]
     with pytest.raises(LayersMissing):
         store.clean(manifest.fingerprint, X)
-    with store.using([both]):
+    with store.using(both):
         assert store.clean(manifest.fingerprint, Y).in_use == 1
     assert [held.pieces for held in store.models(Y)] == [(both,)]
     assert store.clean(owner=Y).pieces == 1
@@ -174,7 +174,7 @@ def test_it_makes_room_first_and_takes_none_from_what_was_brought(draft_path: Pa
     os.utime(store.root / "pieces" / f"{theirs.sha256}.gguf")
     last = cut(store, draft_path, 4)
     assert [store.find(piece) is not None for piece in (theirs, oldest, newer, last)] == [True, False, True, True]
-    with store.using([newer, last]), pytest.raises(StoreFull, match="no room for layer 6 of"):
+    with store.using(newer), store.using(last), pytest.raises(StoreFull, match="no room for layer 6 of"):
         cut(store, draft_path, 5)
     os.utime(store.root / "pieces" / f"{theirs.sha256}.gguf", (1, 1))  # long ago, and still what was cut goes first
     bring(store, draft_path, 6, "bb" * 32)
