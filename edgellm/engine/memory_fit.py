@@ -88,14 +88,11 @@ def check_context(header: GgufHeader, name: str, n_ctx: int | None) -> None:
         )
 
 
-def positions(model: Model, n_ctx: int | None) -> int:
-    """Return the length of a context over `model`: `n_ctx`, else that of its hardware. Raises InvalidOption beyond the
-    trained length."""
-    n_ctx = model.hardware.n_ctx if n_ctx is None else n_ctx
-    if n_ctx is None:
-        return min(model.n_ctx_train, LEAST_CONTEXT)
-    check_context(model.header, model.name, n_ctx)
-    return n_ctx
+def positions_of(file: ModelFile, asked: int | None) -> int:
+    """Return how many tokens of prompt and reply a context of a model has room for: `asked`, by default `LEAST_CONTEXT`
+    or as many as the model was trained for. Raises InvalidOption if `asked` exceeds these."""
+    check_context(file.header, file.path.name, asked)
+    return min(LEAST_CONTEXT, trained_positions(file.header) or LEAST_CONTEXT) if asked is None else asked
 
 
 def default_context(
@@ -119,18 +116,45 @@ def default_context(
 class Placed:
     """A model's file and where it goes: the layers on graphics cards, the positions of its contexts, and how many
     `sessions` these have are chosen, for these `reasons`. `eagle3`: the EAGLE-3 head that drafts beside it, if there is
-    one."""
+    one. `verifies`: one context has all sessions, as a verifier's; otherwise each session has a context."""
 
     file: ModelFile
     hardware: Hardware
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
     eagle3: ModelFile | None = None
     sessions: int = 1
+    verifies: bool = True
 
     @property
     def reason(self) -> str:
         """Return where the model goes, and why."""
         return f"{self.file.name}: {'; '.join(self.reasons)}"
+
+    def contexts(self, model: Model) -> list[Context]:
+        """Open its contexts."""
+        n_seq, several = (self.sessions, 1) if self.verifies else (1, self.sessions)
+        length, checked = self.hardware.n_ctx or LEAST_CONTEXT, self.verifies
+        spec = ContextSpec(length, n_seq, unified=n_seq == 1, rolls_back=checked, speculates=checked)
+        return [Context(model, spec) for _ in range(several)]
+
+    def use(self) -> MemoryUse:
+        """Return the memory that llama.cpp would take."""
+        return reckon(self.file, self.hardware, self.contexts, self.eagle3)
+
+    def estimate(self) -> int:
+        """Return the bytes that it takes on the processor, by its headers."""
+        header, n = self.file.header, self.sessions
+        headers = [header, *([] if self.eagle3 is None else [self.eagle3.header])]
+        weights = sum(one.weight_bytes + one.vocabulary_bytes for one in headers)
+        length = self.hardware.n_ctx or LEAST_CONTEXT
+        states = n * header.recurrent_state_bytes * (1 + snapshots_that_fit(header, n))
+        caches = n * length * sum(one.cache_bytes_per_token for one in headers)
+        return weights + caches + states + checkpoint_bytes(header, length, n) + n * _window_bytes(self.eagle3)
+
+
+def _window_bytes(eagle3: ModelFile | None) -> int:
+    """Return the bytes of states that an EAGLE-3 head keeps of a session."""
+    return 0 if eagle3 is None else int(speculator_module(EAGLE3).window_bytes(eagle3.header))
 
 
 def place_model(
@@ -138,27 +162,15 @@ def place_model(
     eagle3: ModelFile | None = None,
 ) -> Placed:  # fmt: skip
     """Return where a model goes beside the bytes `taken` of each device, and add its own bytes to `taken`. Negative
-    bytes stand for memory that will be given back.
-
-    `verifies`: it has a verifier's context of `sessions` sequences, beside which the head `eagle3` drafts; otherwise a
-    context for each. Raises MemoryShort, InvalidOption, and ModelUnsupported where the head does not fit the model.
-    """
+    bytes stand for memory that will be given back. Raises MemoryShort, InvalidOption, and ModelUnsupported where the
+    head `eagle3` does not fit the model."""
     if eagle3 is not None:
         speculator_module(EAGLE3).check_eagle3(eagle3, file)
     # Few of many sessions are long at once: a longer context is worth more than a further session.
     hardware, reasons = _with_context(file, hardware, min(sessions, 2))
     if eagle3 is not None:
         reasons = (f"the EAGLE-3 head {eagle3.path.name} drafts from its states", *reasons)
-
-    def contexts(model: Model) -> list[Context]:
-        n_seq, several = (sessions, 1) if verifies else (1, sessions)
-        spec = ContextSpec(
-            hardware.n_ctx or LEAST_CONTEXT, n_seq, unified=n_seq == 1, rolls_back=verifies, speculates=verifies
-        )
-        return [Context(model, spec) for _ in range(several)]
-
-    hardware, reason = fit(Wanted(file, contexts, eagle3, sessions), hardware, taken)
-    return Placed(file, hardware, (reason, *reasons), eagle3, sessions)
+    return fit(Placed(file, hardware, reasons, eagle3, sessions, verifies), taken)
 
 
 def place_sessions(
@@ -233,6 +245,7 @@ def reckon(
     overhead = sum(header.vocabulary_bytes for header in headers)
     for context in opened:  # llama.cpp begins with room for a row of logits for each sequence
         overhead += 4 * n_vocab * (output_rows(context.n_seq, context.n_batch) - context.n_seq)
+        overhead += context.n_seq * _window_bytes(eagle3)
     assigned, device_of = said(_ASSIGNED), dict[int, str]()
     for found in assigned:
         device_of.setdefault(int(found[1]), found[2])
@@ -256,93 +269,65 @@ def reckon(
     return MemoryUse(weights, caches, compute, checkpoints, overhead)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A model's file, its `contexts`, which have that many `sessions` together, and the EAGLE-3 head beside it."""
-
-    file: ModelFile
-    contexts: Contexts
-    eagle3: ModelFile | None = None
-    sessions: int = 1
-
-    @property
-    def window(self) -> int:
-        """The bytes of states that the head keeps."""
-        head = self.eagle3
-        return 0 if head is None else self.sessions * speculator_module(EAGLE3).window_bytes(head.header)
-
-    def use(self, hardware: Hardware) -> MemoryUse:
-        """Return the memory that llama.cpp would take, and the window."""
-        found = reckon(self.file, hardware, self.contexts, self.eagle3)
-        return replace(found, overhead=found.overhead + self.window)
-
-    def estimate(self, hardware: Hardware) -> int:
-        """Return the bytes that it takes on the processor, by its headers."""
-        header, n = self.file.header, self.sessions
-        headers = [header, *([] if self.eagle3 is None else [self.eagle3.header])]
-        weights = sum(one.weight_bytes + one.vocabulary_bytes for one in headers)
-        length, state = hardware.n_ctx or _MOST_CONTEXT, header.recurrent_state_bytes
-        states = n * state * (1 + snapshots_that_fit(header, n))
-        caches = n * length * sum(one.cache_bytes_per_token for one in headers)
-        checkpoints = checkpoint_bytes(header, length, n)
-        return weights + caches + states + checkpoints + self.window
-
-
-def fit(wanted: Wanted, hardware: Hardware, taken: Counter[str]) -> tuple[Hardware, str]:
-    """Return how a model is loaded beside what is `taken` already, and why: with the layers on graphics cards that
-    `hardware` asks for, or as many as fit. Its own bytes are added to `taken`. Raises MemoryShort: the model does not
+def fit(placed: Placed, taken: Counter[str]) -> Placed:
+    """Return how a model is loaded beside what is `taken` already, and why: with the layers on graphics cards that its
+    hardware asks for, or as many as fit. Its own bytes are added to `taken`. Raises MemoryShort: the model does not
     fit; says what would; InvalidOption: there is no such device, or no graphics card at all."""
+    hardware = placed.hardware
     cards = offload_devices(hardware.devices) if hardware.gpu_layers != 0 else []
     if cards:
-        return _on_cards(wanted, hardware, cards, taken)
+        return _on_cards(placed, cards, taken)
     if hardware.gpu_layers:
-        name = wanted.file.path.name
+        name = placed.file.path.name
         raise InvalidOption(
             f"{_layers(hardware.gpu_layers)} of {name} cannot be on a graphics card: llama.cpp finds none.",
             "Leave --gpu-layers out; edgellm doctor tells how llama.cpp is compiled for a graphics card.",
         )
     reason = "none asked for" if hardware.gpu_layers == 0 else "llama.cpp finds no graphics card that it can use"
-    return _on_processor(wanted, hardware, taken, f"on the processor: {reason}")
+    return _on_processor(placed, taken, f"on the processor: {reason}")
 
 
-def _on_cards(
-    wanted: Wanted, hardware: Hardware, cards: Sequence[ComputeDevice], taken: Counter[str]
-) -> tuple[Hardware, str]:
+def _with_layers(placed: Placed, layers: int) -> Placed:
+    return replace(placed, hardware=replace(placed.hardware, gpu_layers=layers))
+
+
+def _on_cards(placed: Placed, cards: Sequence[ComputeDevice], taken: Counter[str]) -> Placed:
     room = {card.name: max(0, spare_memory(card) - taken[card.name]) for card in cards if card.total}
-    layers, short = hardware.gpu_layers or ALL_LAYERS, ""
+    asked, short = placed.hardware.gpu_layers, ""
+    layers = asked or ALL_LAYERS
     while layers:
-        chosen = replace(hardware, gpu_layers=layers)
-        use = wanted.use(chosen)
+        chosen = _with_layers(placed, layers)
+        use = chosen.use()
         lacking = (
             f"{use.on(name) / 1e9:.1f} GB of {name}, which can give {left / 1e9:.1f} GB"
             for name, left in room.items() if use.on(name) > left
         )  # fmt: skip
         short = next(lacking, "")
         if not short:
-            _take(wanted, chosen, use, taken)
+            _take(chosen, use, taken)
             where = ", ".join(f"{use.on(card.name) / 1e9:.1f} GB of {card.name}" for card in cards if use.on(card.name))
-            return chosen, f"{_layers(layers)} on graphics cards: {where}"
-        if hardware.gpu_layers is not None:
+            return replace(chosen, reasons=(f"{_layers(layers)} on graphics cards: {where}", *placed.reasons))
+        if asked is not None:
             raise MemoryShort(
-                f"{wanted.file.path.name} with {_layers(layers)} on graphics cards takes {short}.",
+                f"{placed.file.path.name} with {_layers(layers)} on graphics cards takes {short}.",
                 "Give fewer layers, or leave --gpu-layers out: then as many go there as fit.",
             )
         needed = sum(use.on(name) for name in room)
-        most = wanted.file.header.number("block_count") + 1 if layers == ALL_LAYERS else layers
+        most = placed.file.header.number("block_count") + 1 if layers == ALL_LAYERS else layers
         layers = max(0, min(most - 1, int(most * sum(room.values()) / needed)))
-    return _on_processor(wanted, hardware, taken, f"on the processor: on graphics cards it takes {short}")
+    return _on_processor(placed, taken, f"on the processor: on graphics cards it takes {short}")
 
 
-def _on_processor(wanted: Wanted, hardware: Hardware, taken: Counter[str], reason: str) -> tuple[Hardware, str]:
-    chosen, estimate = replace(hardware, gpu_layers=0), wanted.estimate(hardware)
-    if estimate < _PLENTY * (free_memory() - taken["CPU"]):
+def _on_processor(placed: Placed, taken: Counter[str], reason: str) -> Placed:
+    chosen = _with_layers(placed, 0)
+    if (estimate := chosen.estimate()) < _PLENTY * (free_memory() - taken["CPU"]):
         taken["CPU"] += estimate
     else:
-        _take(wanted, chosen, wanted.use(chosen), taken)
-    return chosen, reason
+        _take(chosen, chosen.use(), taken)
+    return replace(chosen, reasons=(reason, *placed.reasons))
 
 
-def _take(wanted: Wanted, hardware: Hardware, use: MemoryUse, taken: Counter[str]) -> None:
+def _take(placed: Placed, use: MemoryUse, taken: Counter[str]) -> None:
     """Add the bytes of a model. Raise MemoryShort where its part that is not on a graphics card does not fit into the
     memory."""
     free = free_memory() - taken["CPU"]
@@ -351,11 +336,11 @@ def _take(wanted: Wanted, hardware: Hardware, use: MemoryUse, taken: Counter[str
         return
     grows = max(1, use.caches["CPU"] + use.compute["CPU"])  # bytes that grow with the context
     fixed = use.weights["CPU"] + use.checkpoints + use.overhead
-    length = int(0.9 * (hardware.n_ctx or 0) * (free - fixed) / grows) // 256 * 256
-    of = "the context" if wanted.sessions == 1 else f"{wanted.sessions} sessions of {hardware.n_ctx} tokens"
+    length = int(0.9 * (placed.hardware.n_ctx or 0) * (free - fixed) / grows) // 256 * 256
+    of = "the context" if placed.sessions == 1 else f"{placed.sessions} sessions of {placed.hardware.n_ctx} tokens"
     saved = f" and {use.checkpoints / 1e9:.1f} GB for checkpoints to roll back to" if use.checkpoints else ""
     raise MemoryShort(
-        f"{wanted.file.path.name} takes {use.on('CPU') / 1e9:.1f} GB of memory,"
+        f"{placed.file.path.name} takes {use.on('CPU') / 1e9:.1f} GB of memory,"
         f" {use.caches['CPU'] / 1e9:.1f} GB of it for {of}{saved}, and {free / 1e9:.1f} GB are free.",
         f"Give a shorter --ctx-size: {length} tokens fit."
         if length > 0

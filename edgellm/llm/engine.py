@@ -10,7 +10,7 @@ from typing import Protocol, Self, TypeVar
 
 from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.engine.kv.saved_prompts import SavedPrompts
-from edgellm.engine.memory_fit import Placed, place_model, positions
+from edgellm.engine.memory_fit import Placed, place_model, positions_of
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption
 from edgellm.llm.cost_curves import IdleWork, ModelCurve
@@ -182,7 +182,7 @@ class PairEngine:
             if small is not None and fits.left_out == "verifier":
                 text = small
             else:
-                checks = self.own(self._verifier_of(text, positions(text, config.n_ctx)))
+                checks = self.own(self._verifier_of(text, positions_of(text.file, config.n_ctx or text.hardware.n_ctx)))
         else:
             text = small or self._load_tokenizer(found.taken, progress)
             if verifier is not None:
@@ -240,7 +240,7 @@ class PairEngine:
             lengths.append(min(length, config.n_ctx or length))
         if draft is not None:
             draft_hash = idle.file_hash(draft.path)
-            lengths.append(positions(draft, config.n_ctx))
+            lengths.append(positions_of(draft.file, config.n_ctx or draft.hardware.n_ctx))
             if verifier is not None:
                 model_hash = self.elsewhere.model_hash if self.elsewhere else idle.file_hash(text.path)
                 self.knowledge = PairStats(draft_hash, model_hash, config.profile, history=config.history)

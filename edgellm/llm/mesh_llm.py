@@ -16,7 +16,7 @@ from edgellm.coldstart.problem import Fleet, Home, MemoryOverhead, Objective
 from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.engine.memory_fit import LEAST_CONTEXT, check_context, trained_positions
+from edgellm.engine.memory_fit import positions_of, trained_positions
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ModelUnsupported
 from edgellm.layer_range import HERE, LayerRange, StageShare, read_split
@@ -104,13 +104,6 @@ class Workload:
         if self.half:
             model = replace(model, shape=replace(model.shape, bytes_per_activation=2.0))
         return Home(fleet.devices, model, self.tokens_in, self.tokens_out, self.objective, fleet.links, overhead)
-
-
-def positions_of(file: ModelFile, asked: int | None) -> int:
-    """Return how many tokens of prompt and reply a session has room for: `asked`, by default `LEAST_CONTEXT` or as many
-    as the model was trained for. Raises InvalidOption if `asked` exceeds these."""
-    check_context(file.header, file.path.name, asked)
-    return min(asked or LEAST_CONTEXT, trained_positions(file.header) or LEAST_CONTEXT)
 
 
 def open_text(file: ModelFile) -> Model:

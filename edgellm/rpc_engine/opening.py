@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from edgellm.engine import ContextSpec, ModelFile
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.memory_fit import positions_of
 from edgellm.errors import EdgeError
 from edgellm.layer_range import HERE, StageShare, read_split
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
-from edgellm.llm.mesh_llm import MeshOptions, Workload, open_text, positions_of
+from edgellm.llm.mesh_llm import MeshOptions, Workload, open_text
 from edgellm.llm.model_loading import EngineConfig, Progress
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.protos.rpc_engine_pb2 import OfferReply

@@ -189,17 +189,17 @@ def test_as_many_layers_as_fit_go_on_a_card(
     card = Card(free * 10**9 // 2, 700_000_000, 8)
     monkeypatch.setattr(memory_fit, "offload_devices", lambda _names: [card.device])
     monkeypatch.setattr(memory_fit, "reckon", card.reckon)
-    wanted = memory_fit.Wanted(ModelFile.open(draft_path), opened)
+    placed = Placed(ModelFile.open(draft_path), Hardware(n_ctx=512))
     taken, room = Counter[str](), max(0, card.device.free - memory_fit._MARGIN)
-    hardware, reason = fit(wanted, Hardware(n_ctx=512), taken)
-    assert hardware.gpu_layers == layers
+    found = fit(placed, taken)
+    assert found.hardware.gpu_layers == layers
     assert taken["Card0"] <= room
-    assert ("on the processor" in reason) == (layers == 0)
+    assert ("on the processor" in found.reason) == (layers == 0)
     if layers:
-        fit(wanted, Hardware(n_ctx=512), taken)
+        fit(placed, taken)
         assert taken["Card0"] <= room
         with pytest.raises(MemoryShort, match="which can give"):
-            fit(wanted, Hardware(gpu_layers=8, n_ctx=512), taken)
+            fit(replace(placed, hardware=Hardware(gpu_layers=8, n_ctx=512)), taken)
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"n_ctx": 0}, {"gpu_layers": -2}, {"cache_type": "q3"},

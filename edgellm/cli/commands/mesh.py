@@ -194,7 +194,7 @@ def over_devices(
 
 def _prompt_tokens(file: ModelFile, text: Model, messages: Sequence[Message]) -> int:
     """Return the number of tokens of a request, of which a conversation sends as many as fit."""
-    from edgellm.llm.mesh_llm import positions_of
+    from edgellm.engine.memory_fit import positions_of
     from edgellm.llm.messages import PromptWriter
 
     most = positions_of(file, None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgellm.engine import ContextSpec, Model, ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.engine.memory_fit import check_context, place_sessions, positions
+from edgellm.engine.memory_fit import check_context, place_sessions, positions_of
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption
 from edgellm.mesh.device_profiler import measure_device
@@ -100,7 +100,8 @@ class VerifierServer(SessionServer):
         cannot be meant; EngineFailed: no memory for that many sessions."""
         self.model, self.placement = model, placement
         self.sessions = positive("sessions", sessions)
-        self.context_length = positive("context", positions(model, context))
+        asked = model.hardware.n_ctx if context is None else context
+        self.context_length = positive("context", positions_of(model.file, asked))
         limits = SchedulerLimits(rows=model.hardware.n_batch or SchedulerLimits().rows)
         model_hash = ""
         with suppress(OSError):  # the file has been removed: it is not offered
