@@ -14,4 +14,4 @@ from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import ContextSpec, Model, mtp_obstacle
 from edgellm.engine.native import ShouldStop, Stop, never
-from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix
+from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, common_prefix

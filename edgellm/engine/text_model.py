@@ -17,8 +17,21 @@ from edgellm.engine.chat.template import Message, TemplateRenderer
 from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.native import ShouldStop, lib, never
-from edgellm.engine.vocabulary import CONTROL, Ids, VocabTokenizer, Vocabulary, attributes, tokenizer_hash
-from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
+from edgellm.engine.vocabulary import (
+    ALWAYS_APART,
+    CONTROL,
+    DEPTH,
+    LONG,
+    MOST_OF_A_BYTE,
+    Ids,
+    LongTexts,
+    Vocabulary,
+    attributes,
+    in_thread,
+    tokenized,
+    tokenizer_hash,
+)
+from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported, PromptTooLong
 
 if TYPE_CHECKING:
     from edgellm.engine.grammar.matcher import Grammar
@@ -47,10 +60,9 @@ class TextModel:
         """The file carries a tokenizer; a shard of later layers does not."""
         described = file.header.metadata
         self._pieces: list[bytes | None] = [None] * self.n_vocab
-        self._tokenizer = VocabTokenizer(
-            self._vocab, self.path, str(described.get("tokenizer.ggml.model", "")),
-            str(described.get("tokenizer.ggml.pre", "default")), lambda: self.vocabulary.pieces,
-        )  # fmt: skip
+        kind, pre = described.get("tokenizer.ggml.model"), described.get("tokenizer.ggml.pre")
+        self._exact = kind in ("gpt2", "llama")  # every byte of a text is in one of its tokens
+        self._most_here = LONG if kind in ("gpt2", "llama", "gemma4") and pre not in ALWAYS_APART else 0
         self._renderer = renderer
 
     @property
@@ -135,10 +147,32 @@ class TextModel:
     ) -> Ids:
         """Return the ids of `text`, shape (n,), without BOS or EOS. `special` parses control tokens such as
         `<|im_end|>` in it; `should_stop` tells whether the caller has given up. Raises ModelUnsupported: the file
-        carries no tokenizer; PromptTooLong: the text has more than `most` tokens; TextRefused: llama.cpp fails on the
-        text, or takes too long over it; Stopped: `should_stop` said so."""
+        carries no tokenizer; PromptTooLong: the text has more than `most` tokens; raised as soon as that is certain;
+        TextRefused: llama.cpp fails on the text, or takes too long over it; Stopped: `should_stop` said so."""
         self._check_vocabulary()
-        return self._tokenizer.encode(text, special=special, most=most, should_stop=should_stop)
+        self.check_length(text, most)
+        data = text.encode("utf-8", "replace")
+        if len(text) > self._most_here:
+            ids = self._long_texts.tokenized(data, special, should_stop)
+        elif len(text) > DEPTH:
+            ids = in_thread(self._vocab, data, special)
+        else:
+            ids = tokenized(self._vocab, data, special)
+        if most is not None and len(ids) > most:
+            raise PromptTooLong.of(len(ids), most)
+        return ids
+
+    @cached_property
+    def _long_texts(self) -> LongTexts:
+        return LongTexts(self.path, self.n_vocab)
+
+    def check_length(self, text: str, most: int | None) -> None:
+        """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
+        if most is None or not self._exact or len(text) <= LONG:  # tokenising a shorter one takes no time
+            return
+        fewest = len(text.encode("utf-8", "replace")) // (MOST_OF_A_BYTE * max(map(len, self.vocabulary.pieces)))
+        if fewest > most:
+            raise PromptTooLong.of(f"at least {fewest}", most)
 
     def piece(self, token: int) -> bytes:
         """Return the bytes that a token adds to a text; control tokens add none. They need not be whole UTF-8. Raises
@@ -221,7 +255,8 @@ class TextModel:
     def close(self) -> None:
         """Release the native model; open contexts keep it alive until they are closed."""
         self._owned = None
-        self._tokenizer.close()
+        if "_long_texts" in vars(self):
+            self._long_texts.close()
         if self._renderer is not None:
             self._renderer.close()
 
@@ -234,10 +269,6 @@ class TextModel:
             raise ModelUnsupported(f"{self.name} has no chat template.", hint)
         bos, eos = (self._special_text(f(self._vocab)) for f in (lib.llama_vocab_bos, lib.llama_vocab_eos))
         return ChatTemplate(self._renderer, self, bos, eos)
-
-    def check_length(self, text: str, most: int | None) -> None:
-        """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
-        self._tokenizer.check_length(text, most)
 
     def control_name(self, token: int) -> str:
         """Return the text of a control token; "" for any other token."""

@@ -12,10 +12,9 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
@@ -25,8 +24,8 @@ import numpy.typing as npt
 
 from edgellm.engine import native
 from edgellm.engine.gguf.reader import ModelFile, own_entries
-from edgellm.engine.native import ShouldStop, lib, never
-from edgellm.errors import EngineFailed, PromptTooLong, Stopped, TextRefused
+from edgellm.engine.native import ShouldStop, lib
+from edgellm.errors import EngineFailed, Stopped, TextRefused
 from edgellm.isolation.child import Child, ChildFailed, ChildKind, LimitExceeded, Limits
 from edgellm.isolation.serving import Functions, Report
 from edgellm.system import address_space, limit
@@ -56,18 +55,6 @@ Entry: TypeAlias = tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
-class VocabularyMatch:
-    """The outcome of comparing two vocabularies.
-
-    `different` is the lowest id that means different things; None where both are of one tokenizer. Then both have the
-    ids below `shared`, and ids beyond are padding.
-    """
-
-    shared: int
-    different: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Vocabulary:
     """The bytes and the kind of every token id.
 
@@ -90,18 +77,19 @@ class Vocabulary:
             whole.update(struct.pack("<IB", len(piece), kind) + piece)
         return cls(len(pieces), whole.hexdigest(), tuple(pieces), kinds, required)
 
-    def match(self, other: "Vocabulary") -> VocabularyMatch:
-        """Compare two vocabularies: models of one family often differ in how many unused tokens they have, what those
-        are called, and of which kind they are."""
-        shared = min(self.size, other.size)
+    def different(self, other: "Vocabulary") -> int | None:
+        """Return the lowest id that means different things in two vocabularies; None where both are of one tokenizer,
+        and the ids that only one of them has are padding. Models of one family often differ in how many unused tokens
+        they have, what those are called, and of which kind they are."""
         if self.fingerprint == other.fingerprint:
-            return VocabularyMatch(shared)
-        longest = max(self.size, other.size)
+            return None
         unequal = (i for i, (a, b) in enumerate(zip(self.pieces, other.pieces, strict=False)) if a != b)
-        for token in chain(unequal, range(shared, longest)):
-            if self.conflicts(token, other.entry(token)) or token in other.required:
-                return VocabularyMatch(shared, token)
-        return VocabularyMatch(shared)
+        beyond = range(min(self.size, other.size), max(self.size, other.size))
+        conflicts = (
+            token for token in chain(unequal, beyond)
+            if self.conflicts(token, other.entry(token)) or token in other.required
+        )  # fmt: skip
+        return next(conflicts, None)
 
     def written(self) -> dict[bytes, int]:
         """Return the texts that stand for themselves in ordinary texts, each with its lowest token, if possible not a
@@ -156,10 +144,11 @@ DEPTH = 1_000
 """Characters for which any thread's stack is enough: each takes 316 bytes of a stack of maybe 512 KiB."""
 LONG = 32_768
 """Characters beyond which a text goes to another process, which takes some tenths of a second to start."""
-_ALWAYS_APART = frozenset(("whitespace", "superbpe"))
+ALWAYS_APART = frozenset(("whitespace", "superbpe"))
 """Pre-tokenizers (`tokenizer.ggml.pre`) with which llama.cpp aborts at a space, or takes cubic time for digits."""
+MOST_OF_A_BYTE = 4
+"""Bytes of a text for which a byte of a token may stand: a mark of a space, an unknown character."""
 
-_MOST_OF_A_BYTE = 4  # bytes of a text for which a byte of a token may stand: a mark of a space, an unknown character
 CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 _INT, _POINTER, _TEXT, _FLAG = ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
 _tokenize = native.bind(lib.llama_tokenize, _INT, _POINTER, _TEXT, _INT, _POINTER, _INT, _FLAG, _FLAG)
@@ -173,57 +162,23 @@ BYTES_A_SECOND = 250_000  # text per further second: a third of the slowest rate
 KIND = ChildKind("edgellm.engine.vocabulary", "tokenises long texts", idle=120.0)
 
 
-class VocabTokenizer:
-    """The tokenizer of one loaded vocabulary."""
+class LongTexts:
+    """The process that tokenises long texts by the vocabulary of a model file; one text at a time."""
 
-    def __init__(self, vocab: int, path: Path, kind: str, pre: str, pieces: Callable[[], Sequence[bytes]]):
-        """Set up; `vocab` is llama.cpp's pointer, `path` its file. `kind` and `pre` are the
-        file's `tokenizer.ggml.model` and `tokenizer.ggml.pre`; `pieces` returns the bytes of every token."""
-        self._vocab, self._path, self._pieces = vocab, path, pieces
-        self._exact = kind in ("gpt2", "llama")  # every byte of a text is in one of its tokens
-        self._most_here = LONG if kind in ("gpt2", "llama", "gemma4") and pre not in _ALWAYS_APART else 0
-        self._lock = threading.Lock()
-
-    def encode(
-        self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never
-    ) -> Ids:
-        """Return the ids of `text`, shape (n,), without BOS or EOS. `special`: control tokens in it are parsed as such.
-        Raises PromptTooLong: the text has more than `most` tokens; raised as soon as that is certain; TextRefused:
-        llama.cpp fails on the text, or takes too long over it; Stopped: `should_stop` returned True."""
-        self.check_length(text, most)
-        data = text.encode("utf-8", "replace")
-        if len(text) > self._most_here:
-            ids = self._encode_elsewhere(data, special, should_stop)
-        elif len(text) > DEPTH:
-            ids = in_thread(self._vocab, data, special)
-        else:
-            ids = tokenized(self._vocab, data, special)
-        if most is not None and len(ids) > most:
-            raise PromptTooLong.of(len(ids), most)
-        return ids
-
-    def check_length(self, text: str, most: int | None) -> None:
-        """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
-        if most is None or not self._exact or len(text) <= LONG:  # tokenising a shorter one takes no time
-            return
-        fewest = len(text.encode("utf-8", "replace")) // (_MOST_OF_A_BYTE * max(map(len, self._pieces())))
-        if fewest > most:
-            raise PromptTooLong.of(f"at least {fewest}", most)
-
-    def close(self) -> None:
-        """End the process for long texts."""
-        with self._lock:
-            if "_child" in vars(self):
-                self._child.close()
-
-    @cached_property
-    def _child(self) -> Child:
+    def __init__(self, path: Path, n_vocab: int) -> None:
+        """Set up, without starting it."""
         # A crash is an answer here, and a debugger would take seconds.
         environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": ""}
-        return Child(KIND, str(self._path), str(lib.llama_vocab_n_tokens(self._vocab)), environment=environment)
+        self._child = Child(KIND, str(path), str(n_vocab), environment=environment)
+        self._lock = threading.Lock()
 
-    def _encode_elsewhere(self, data: bytes, special: bool, should_stop: ShouldStop) -> Ids:
-        """Return the ids of a long text in UTF-8, as another process finds them; one text at a time."""
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._child.close()
+
+    def tokenized(self, data: bytes, special: bool, should_stop: ShouldStop) -> Ids:
+        """Return the ids of a text in UTF-8. Raises as `TextModel.tokenize` does."""
         what = f"A text of {len(data)} bytes cannot be tokenised"
         size = np.dtype(np.int32).itemsize * (len(data) + 16)
         limits = Limits(size, SECONDS + len(data) / BYTES_A_SECOND, STACK + MEMORY)

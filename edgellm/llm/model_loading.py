@@ -121,9 +121,8 @@ def fit(draft: Model, verifier: Model, draft_name: Named | None, verifier_name: 
     """Compare the vocabularies of two models that were asked for by these names, or by `DEFAULT`."""
     if draft.has_tokenizer_of(verifier):
         return PairFit()
-    match = draft.vocabulary.match(verifier.vocabulary)
-    if match.different is None:
-        return PairFit(match.shared if draft.n_vocab != verifier.n_vocab else None)
+    if draft.vocabulary.different(verifier.vocabulary) is None:
+        return PairFit(min(draft.n_vocab, verifier.n_vocab) if draft.n_vocab != verifier.n_vocab else None)
     if draft_name == DEFAULT:
         return PairFit(left_out="draft", notice=_LEFT_OUT.format("draft model", verifier.name, "--draft (draft=)"))
     if verifier_name == DEFAULT:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, ContextSpec, Message, Model, Vocabulary, VocabularyMatch, native
+from edgellm.engine import Context, ContextSpec, Message, Model, Vocabulary, native
 from edgellm.engine.gguf.reader import check_gguf
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.engine.vocabulary import DEPTH, LONG, Entry, tokenized
@@ -38,15 +38,15 @@ def test_a_changed_token_is_found(entries: list[tuple[bytes, int]], data: st.Dat
     one, two = made(entries), made(other)
     assert one.fingerprint != two.fingerprint
     found = None if kind == CONTROL else at
-    assert one.match(two).different == two.match(one).different == found
+    assert one.different(two) == two.different(one) == found
     needed = Vocabulary.of(one.pieces, one.kinds, frozenset([at]))
-    assert needed.match(two).different == two.match(needed).different == at
+    assert needed.different(two) == two.different(needed) == at
 
 
 def test_a_shorter_vocabulary_differs_where_it_ends() -> None:
     entries = [(b"%d" % i, 4) for i in range(600)]
     long, short = made(entries), made(entries[:512])
-    assert long.match(short) == short.match(long) == VocabularyMatch(512, 512)
+    assert long.different(short) == short.different(long) == 512
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_unused_tokens_may_differ_unless_a_conversation_needs_them(one: Entry, o
     entries = [(b"%d" % i, NORMAL) for i in range(300)]
     ours, theirs = made([*entries, one]), made([*entries, other, (b"[PAD301]", UNUSED)])
     for first, second in ((ours, theirs), (theirs, ours)):
-        assert first.match(second) == VocabularyMatch(301)
+        assert first.different(second) is None
     needed = Vocabulary.of(theirs.pieces, theirs.kinds, frozenset([300]))
-    assert ours.match(needed).different == needed.match(ours).different == (None if one[0] == other[0] else 300)
+    assert ours.different(needed) == needed.different(ours) == (None if one[0] == other[0] else 300)
 
 
 def test_what_a_conversation_needs_is_found_in_the_model(draft_model: Model) -> None:
@@ -156,7 +156,7 @@ def test_what_takes_too_long_is_ended(model_of: ModelOf, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_cannot_fit_is_refused_untokenised(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     model, text = model_of("tekken"), TEXTS[name](2**22)
-    monkeypatch.setattr(model._tokenizer, "_child", None)
+    monkeypatch.setattr(model, "_long_texts", None)
     with pytest.raises(PromptTooLong, match="at least"):
         model.tokenize(text, special=True, most=1023)
 
@@ -167,7 +167,7 @@ def test_nothing_is_refused_for_its_length_that_fits(f32_pair: tuple[Path, Path]
     with Model.load(f32_pair[0], TEXT_ONLY) as model:
         ids = model.tokenize(text, special=True)
         assert model.tokenize(text, special=True, most=len(ids)).tolist() == ids.tolist()
-        model._tokenizer.check_length(text, len(ids))
+        model.check_length(text, len(ids))
 
 
 # --- the text side of a model -----------------------------------------------------------------------------------------

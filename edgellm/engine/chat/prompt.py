@@ -117,7 +117,7 @@ class ChatTemplate:
         InvalidOption: an unknown role, no message, or an argument that cannot be written as JSON; ModelUnsupported: the
         template is not valid, refuses the conversation in every form, or takes more than its limits; EngineFailed: the
         process that renders it could not be started, or was ended from outside; PromptTooLong: there are more than
-        `most` ids; TextRefused, Stopped: as for `VocabTokenizer.encode`.
+        `most` ids; TextRefused, Stopped: as for `TextModel.tokenize`.
         """
         if not messages:
             raise InvalidOption("There is no message to answer.", "Give at least one.")

@@ -182,7 +182,7 @@ def fit_of(ours: Vocabulary, trust: Trust, address: ModelAddress, device: Device
     sha256 = offer.tokenizer.hex()
     if sha256:
         with suppress(errors.EdgeError), open_tokenizer(address, sha256, trust=trust, device=device) as theirs:
-            return TokenizerFit.SAME if ours.match(theirs.vocabulary).different is None else TokenizerFit.TRANSLATED
+            return TokenizerFit.SAME if ours.different(theirs.vocabulary) is None else TokenizerFit.TRANSLATED
     return TokenizerFit.NONE
 
 
