@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine import native
-from edgellm.engine.gguf.reader import ModelFile, own_entries
+from edgellm.engine.gguf.reader import ModelFile, raw_entries
 from edgellm.engine.native import ShouldStop, lib
 from edgellm.errors import EngineFailed, Stopped, TextRefused
 from edgellm.isolation.child import Child, ChildFailed, ChildKind, LimitExceeded, Limits
@@ -133,7 +133,7 @@ TOKENIZER = "tokenizer."
 def tokenizer_hash(file: ModelFile) -> bytes:
     """Return a hash of all that a file says about its tokenizer, its chat template included."""
     digest = hashlib.sha256()
-    for key, raw in sorted(own_entries(file).items()):
+    for key, raw in sorted(raw_entries(file).items()):
         if key.startswith(TOKENIZER):
             said = raw[8 + len(key.encode()) :]  # the type, and the value
             digest.update(struct.pack("<QQ", len(key), len(said)) + key.encode() + said)

@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgellm.engine import ModelFile, check_gguf
+from edgellm.engine import ModelFile
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.header import F32, TensorInfo
 from edgellm.engine.gguf.reader import raw_entries
@@ -22,11 +22,11 @@ def copy(source: BufferedReader, t: TensorInfo) -> writer.NewTensor:
 
 def with_entries(source: Path, target: Path, entries: Mapping[str, bytes]) -> Path:
     """Write a copy of a model with `entries` of `writer`, new or in place of those there, and return `target`."""
-    header = check_gguf(source)
+    file = ModelFile.open(source)
     with source.open("rb") as opened:
-        tensors = [copy(opened, t) for t in header.tensors]
-        values = (raw_entries([opened], header) | dict(entries)).values()
-        writer.write(target, writer.portions(header, values, tensors))
+        tensors = [copy(opened, t) for t in file.header.tensors]
+        values = (raw_entries(file) | dict(entries)).values()
+        writer.write(target, writer.portions(file.header, values, tensors))
     return target
 
 
@@ -48,7 +48,7 @@ def to_f32(source: Path, target: Path) -> None:
             rows = data.reshape(t.n_elements // t.shape[0], -1)
             yield gguf.dequantize(rows, gguf.GGMLQuantizationType(t.kind)).astype(np.float32, copy=False).tobytes()
 
-        entries = raw_entries(sources, file.header)
+        entries = raw_entries(file)
         if "general.file_type" in entries:
             entries["general.file_type"] = writer.entry("general.file_type", F32)
         all_ = file.header.tensors

@@ -4,8 +4,7 @@ import struct
 from itertools import pairwise
 from pathlib import Path
 
-from edgellm.engine import check_gguf
-from edgellm.engine.gguf.reader import raw_entries
+from edgellm.engine.gguf.reader import ModelFile, raw_entries
 from edgellm.engine.gguf.writer import portions, write
 from testkit.gguf.changed import copy
 
@@ -17,12 +16,13 @@ def split(src: Path, folder: Path, parts: int, *, empty_first: bool = False) -> 
 
     Each part has the same number of tensors; with `empty_first` the first one has none, and only the metadata.
     """
-    header = check_gguf(src)
+    file = ModelFile.open(src)
+    header = file.header
     full = parts - empty_first
     bounds = [0] * empty_first + [len(header.tensors) * number // full for number in range(full + 1)]
     paths = [folder / f"{src.stem}-{number:05d}-of-{parts:05d}.gguf" for number in range(1, parts + 1)]
     with src.open("rb") as source:
-        metadata = list(raw_entries([source], header).values())
+        metadata = list(raw_entries(file).values())
         for number, (path, (start, stop)) in enumerate(zip(paths, pairwise(bounds), strict=True)):
             entries = [
                 *(metadata if number == 0 else ()), entry("split.no", number), entry("split.count", parts),

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from edgellm.engine.gguf.header import TENSOR_TYPES
-from edgellm.engine.gguf.reader import check_gguf, raw_entries
+from edgellm.engine.gguf.reader import ModelFile, raw_entries
 from testkit.gguf.random_model import Shape, write
 
 BASE = Shape("llama", 400, 2, 256, 4, 2, 256, 512, tied=False)
@@ -49,11 +49,10 @@ class Crafted:
     @classmethod
     def of(cls, path: Path) -> Crafted:
         """Return the pieces of a valid file."""
-        header, whole = check_gguf(path), path.read_bytes()
-        with path.open("rb") as file:
-            entries = raw_entries([file], header)
-        tensors = {t.name: Tensor(t.shape, t.kind, whole[t.offset : t.offset + t.nbytes]) for t in header.tensors}
-        return cls(entries, tensors)
+        file, whole = ModelFile.open(path), path.read_bytes()
+        found = file.header.tensors
+        tensors = {t.name: Tensor(t.shape, t.kind, whole[t.offset : t.offset + t.nbytes]) for t in found}
+        return cls(raw_entries(file), tensors)
 
     def bytes(self) -> bytes:
         """Return the file."""

@@ -34,17 +34,15 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quantised(wide: Path, kind: int, path: Path) -> Path:
     """The model with its matrices in another type, of zeros."""
-    header = check_gguf(wide)
+    file = ModelFile.open(wide)
     _name, block, size = TENSOR_TYPES[kind]
     tensors = []
-    for t in header.tensors:
+    for t in file.header.tensors:
         bare = t.name.startswith("blk.") and len(t.shape) > 1
         nbytes = t.n_elements // block * size if bare else t.nbytes
         data = partial(repeat, bytes(nbytes), 1)
         tensors.append(writer.NewTensor(t.name, t.shape, kind if bare else t.kind, nbytes, data))
-    with wide.open("rb") as source:
-        entries = raw_entries([source], header)
-        writer.write(path, writer.portions(header, entries.values(), tensors))
+    writer.write(path, writer.portions(file.header, raw_entries(file).values(), tensors))
     return path
 
 

@@ -266,23 +266,22 @@ def cut_bytes(src: ModelFile, first: int, last: int, *, head: bool) -> Iterator[
     with ExitStack() as opened:
         sources = [opened.enter_context(path.open("rb")) for path in src.paths]
         tensors = list(_tensors(sources, header, first, last, head))
-        yield from portions(header, _entries(sources, header, first, last, tensors), tensors)
+        yield from portions(header, _entries(src, first, last, tensors), tensors)
 
 
-def _entries(
-    sources: Sequence[BufferedReader], header: GgufHeader, first: int, last: int, tensors: Sequence[NewTensor]
-) -> list[bytes]:
+def _entries(src: ModelFile, first: int, last: int, tensors: Sequence[NewTensor]) -> list[bytes]:
     """Return the metadata of the part from layer `first` to `last`.
 
     llama.cpp ends the process for a model with a window if no layer has one. So such a part claims one more layer, with
     a window, and with the other values of the last layer: it stands for a layer that predicts further tokens, which
     llama.cpp neither loads nor computes.
     """
-    arch, layers, windows = header.architecture, list(range(first, last + 1)), window_pattern(header)
+    header, layers = src.header, list(range(first, last + 1))
+    arch, windows = header.architecture, window_pattern(header)
     pattern = [] if windows is None else [windows[layer] for layer in layers]
     if more := windows is not None and (not any(pattern) or len(layers) < RULES[arch].least):
         layers, pattern = [*layers, last], [*pattern, True]
-    entries = raw_entries(sources, header)
+    entries = raw_entries(src)
     for key in (f"{arch}.{name}" for name in sorted(PER_LAYER)):
         if isinstance(header.metadata.get(key), tuple):
             entries[key] = picked(key, entries[key], layers)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from io import DEFAULT_BUFFER_SIZE, BufferedReader, FileIO
+from io import DEFAULT_BUFFER_SIZE, FileIO
 from pathlib import Path
 from types import MappingProxyType
 
@@ -394,18 +394,14 @@ def strings_at(data: bytes, at: int, count: int) -> Iterator[bytes]:
         yield data[begin:at]
 
 
-def own_entries(file: ModelFile) -> dict[str, bytes]:
-    """Return every metadata entry of a model's first file, as it stands there."""
-    with file.path.open("rb") as source:
-        return raw_entries([source], file.parts[0])
-
-
-def raw_entries(sources: Sequence[BufferedReader], header: GgufHeader) -> dict[str, bytes]:
-    """Return every metadata entry as it stands in the first of a model's files (key, type and value), in its order;
-    where there are more files, without those that tell of the parts."""
+def raw_entries(file: ModelFile) -> dict[str, bytes]:
+    """Return every metadata entry as it stands in a model's first file (key, type and value), in its order; where there
+    are more files, without those that tell of the parts."""
+    header, single = file.header, len(file.paths) == 1
     lengths = {key: len(key.encode()) for key in header.value_offsets}
     starts = [at - 12 - lengths[key] for key, at in header.value_offsets.items()]
-    sources[0].seek(min(starts, default=0))
     ends = [*starts, header.infos_offset][1:]
-    found = {key: sources[0].read(end - start) for key, start, end in zip(lengths, starts, ends, strict=True)}
-    return {key: raw for key, raw in found.items() if len(sources) == 1 or not key.startswith(SPLIT_KEYS)}
+    with file.path.open("rb") as source:
+        source.seek(min(starts, default=0))
+        found = {key: source.read(end - start) for key, start, end in zip(lengths, starts, ends, strict=True)}
+    return {key: raw for key, raw in found.items() if single or not key.startswith(SPLIT_KEYS)}
