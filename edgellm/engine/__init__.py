@@ -7,7 +7,6 @@ from edgellm.engine.chat.template import Message, ToolCall
 from edgellm.engine.context import Context
 from edgellm.engine.gguf.cuttable import check_cuttable, cut, cut_bytes
 from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.gguf.memory import Dimensions, MemoryEstimate, costs_of, dimensions
 from edgellm.engine.gguf.reader import ModelFile, check_gguf
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.sequences import SeqRows

@@ -1,7 +1,7 @@
 """The memory that a model and its contexts take of each device, and how many layers fit on graphics cards.
 
 llama.cpp computes the sizes: it loads the model without its weights, opens the contexts without their buffers, and logs
-the size of each. So the figures hold for every architecture. `gguf.memory` estimates the rest.
+the size of each. So the figures hold for every architecture.
 """
 
 import re
@@ -15,11 +15,10 @@ from edgellm import system
 from edgellm.engine import native
 from edgellm.engine.context import Context
 from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.gguf.memory import output_rows
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
-from edgellm.engine.model import ContextSpec, LoadSpec, Model, speculator_module
+from edgellm.engine.model import ContextSpec, LoadSpec, Model, output_rows, speculator_module
 from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import InvalidOption, MemoryShort
 

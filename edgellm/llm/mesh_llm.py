@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts
 from edgellm.coldstart.plan import PlanOption, choose_part, predict
 from edgellm.coldstart.problem import Fleet, Home, MemoryOverhead, Objective
-from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
+from edgellm.engine import GgufHeader, Model, ModelFile
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import positions_of, trained_positions
@@ -25,6 +25,7 @@ from edgellm.llm.llm import LLM
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh import EngineName, part_of
 from edgellm.mesh.coordinator import Mesh, MeshDevice
+from edgellm.mesh.layer_costs import costs_of, shape_of
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
@@ -128,7 +129,7 @@ def overhead_of(header: GgufHeader, context: int, sessions: int, cache_type: str
     """Return the memory of a layer and of a stage beside weights, for `sessions` replies of `context` tokens each.
     `cache_type` is that of this device's keys and values; other devices have the default, and the larger one counts."""
     costs = costs_of(header)
-    per_block = min(layers_per_piece(header), dimensions(header).layers)  # layers that share one block's batch
+    per_block = min(layers_per_piece(header), shape_of(header).layers)  # layers that share one block's batch
     batch = costs.batch(per_block, context, MAX_ROWS + 1, ends=False)
     cache = max(costs.cache(1, context, sessions), costs_of(header, cache_type).cache(1, context, sessions))
     return MemoryOverhead(cache + batch / per_block, costs.batch(1, context, MAX_ROWS + 1, ends=True))

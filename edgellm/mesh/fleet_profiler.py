@@ -14,11 +14,12 @@ from edgellm.coldstart.costs import Device, Link, TransformerShape, Utilisation,
 from edgellm.coldstart.problem import Fleet
 from edgellm.engine import ModelFile
 from edgellm.engine.cores import BUSY, CpuWait
-from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, stand_in
+from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted
 from edgellm.layer_range import HERE
 from edgellm.mesh.device_profiler import MAX_DOUBTFUL_AGE, measure_device
-from edgellm.mesh.placement import model_costs, shape_of
+from edgellm.mesh.layer_costs import stand_in
+from edgellm.mesh.placement import model_costs
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.layers import Worker, find_workers, worker_at
@@ -154,8 +155,8 @@ def timed_model(file: ModelFile, *, by_stand_in: bool = False) -> TimedModel:
     """Return what is timed for a model file; `by_stand_in`: other layers of its shape, for a model that cannot be
     cut."""
     if by_stand_in:
-        blocks, known = stand_in(file)
-        return TimedModel(blocks, file.name, shape_of(known))
+        blocks, shape = stand_in(file)
+        return TimedModel(blocks, file.name, shape)
     return TimedModel(blocks_of(file), file.name, model_costs(file).shape)
 
 

@@ -7,13 +7,14 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from edgellm.coldstart.costs import ANY_LAYERS, Device, LayersOnDevice, Links, ModelCosts, TransformerShape
+from edgellm.coldstart.costs import ANY_LAYERS, Device, LayersOnDevice, Links, ModelCosts
 from edgellm.coldstart.plan import MIN_SAVING, Plan, format_seconds, plan, solve
 from edgellm.coldstart.problem import Home, MemoryOverhead, Stop, never, restrict_to_stored
-from edgellm.engine import Dimensions, ModelFile, dimensions
+from edgellm.engine import ModelFile
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.errors import ModelUnsupported, PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
+from edgellm.mesh.layer_costs import shape_of
 from edgellm.storage.layer_pieces import grid, grid_lines
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _named(shares: Sequence[StageShare]) -> str:
 def model_costs(file: ModelFile) -> ModelCosts:
     """Return the costs of a model file for the planner: the real bytes of its layers, as quantised in the file. Raises
     ModelUnsupported: it is not a transformer with layers, or they cannot be cut apart."""
-    header, shape = file.header, shape_of(dimensions(file.header))
+    header, shape = file.header, shape_of(file.header)
     weights, embedding, head = header.sizes(shape.layers)
     if not all(weights):
         missing = weights.index(0)
@@ -194,12 +195,4 @@ def model_costs(file: ModelFile) -> ModelCosts:
     return ModelCosts(
         file.name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary,
         frozenset(cut_points(header)), frozenset(grid_lines(header)),
-    )  # fmt: skip
-
-
-def shape_of(known: Dimensions) -> TransformerShape:
-    """Return the shape for the cost model of layers with these dimensions."""
-    return TransformerShape(
-        layers=known.layers, d_model=known.d_model, heads=known.heads, kv_heads=known.kv_heads, d_head=known.keys,
-        d_ff=known.d_ff, bytes_per_activation=4.0,
     )  # fmt: skip

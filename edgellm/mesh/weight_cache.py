@@ -12,12 +12,13 @@ from math import inf
 from typing import Self
 
 from edgellm import system
-from edgellm.engine import MemoryEstimate, Model, costs_of
+from edgellm.engine import Model
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.memory_fit import spare_memory
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, MemoryShort
 from edgellm.layer_range import LayerRange
+from edgellm.mesh.layer_costs import MemoryEstimate, costs_of
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 

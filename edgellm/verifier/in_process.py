@@ -10,8 +10,8 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.engine import Context, ContextSpec, Model
-from edgellm.engine.gguf.memory import PREDICTED_ROWS
 from edgellm.engine.kv.saved_prompts import SavedPrompts
+from edgellm.engine.model import PREDICTED_ROWS
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, settled
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Expected, Ids, Verdict

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, Context, ContextSpec, Model, ModelFile, check_gguf, costs_of, cut, memory_fit, native
-from edgellm.engine.gguf.memory import PREDICTED_ROWS, output_rows
+from edgellm.engine import Context, ContextSpec, Model, ModelFile, check_gguf, memory_fit, native
 from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
 from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place_model, place_sessions, reckon
-from edgellm.engine.model import LoadSpec
-from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported
+from edgellm.engine.model import PREDICTED_ROWS, LoadSpec, output_rows
+from edgellm.errors import InvalidOption, MemoryShort
 from testkit.gguf.architectures import ARCHITECTURES
-from testkit.gguf.random_model import SHAPES, Shape, write
+from testkit.gguf.random_model import SHAPES, write
 from tests.conftest import Architectures, Heads
-from tests.engine.headers import LLAMA, file
 
 N_CTX = 2_048
 _BUFFER = re.compile(r"(?:KV|RS|compute|output|state) buffer size = +([\d.]+) MiB")
@@ -214,90 +212,6 @@ def test_the_record_travels_with_the_model(draft_path: Path) -> None:
     hardware = Hardware(threads=1, n_batch=32, cache_type="q8_0")
     with Model.load(draft_path, LoadSpec(hardware)) as model, Context(model, ContextSpec(n_ctx=256)) as context:
         assert (context.native.threads, context.n_batch, context.spec.flash) == (1, 32, True)
-
-
-# --- what a model takes -----------------------------------------------------------------------------------------------
-
-
-ROWS = 257
-MODELS = {
-    "small": Shape("llama", 2000, 4, 192, 6, 3, 512, 4096),
-    "wide": Shape("qwen2", 3000, 4, 896, 14, 2, 4864, 4096, bias=True),
-    "many ids": Shape("qwen3", 40_000, 4, 256, 4, 2, 768, 4096),
-    "large": Shape("llama", 1000, 4, 2048, 32, 8, 5632, 4096),
-}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    folder, found = tmp_path_factory.mktemp("costs"), {}
-    for name, shape in MODELS.items():
-        for kind in ("Q4_0", "F32") if name == "small" else ("Q4_0",):
-            found[name, kind] = folder / f"{name}-{kind}.gguf"
-            write(found[name, kind], shape, kind)
-    return found
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    """What llama.cpp says, all of it."""
-    with native.log.listen() as said:
-        yield said
-
-
-def reserved(said: list[str], what: str) -> float:
-    found = re.findall(rf"CPU {what} buffer size = +([\d.]+) MiB", "".join(said))
-    return sum(map(float, found)) * 2**20
-
-
-@pytest.mark.parametrize("cache_type", ["q8_0", "q4_0"])
-def test_quantised_keys_and_values_take_what_is_reserved(
-    files: dict[tuple[str, str], Path], log: list[str], cache_type: str
-) -> None:
-    path = files["large", "Q4_0"]
-    with Model.load(path, LoadSpec(Hardware(cache_type=cache_type))) as model:
-        log.clear()
-        Block(model, ContextSpec(1000, 2, ROWS, threads=1), head=True).close()
-    assert costs_of(check_gguf(path), cache_type).cache(4, 1000, 2) == pytest.approx(reserved(log, "KV"), abs=6000)
-
-
-@pytest.mark.parametrize(("context", "sessions"), [(4096, 1), (1000, 4), (100, 2)])
-@pytest.mark.parametrize(("name", "kind"), [*((name, "Q4_0") for name in MODELS), ("small", "F32")])
-def test_it_is_about_what_is_reserved(
-    files: dict[tuple[str, str], Path],
-    log: list[str],
-    name: str,
-    kind: str,
-    context: int,
-    sessions: int,
-    tmp_path: Path,
-) -> None:
-    path = files[name, kind]
-    costs = costs_of(check_gguf(path))
-    for first, last in ((0, 0), (1, 2), (3, 3)):
-        ends = first == 0 or last == 3
-        cut(path, tmp_path / "block.gguf", first, last, head=last == 3)
-        with Model.load(tmp_path / "block.gguf") as model:
-            log.clear()
-            Block(model, ContextSpec(context, sessions, ROWS, threads=1), head=last == 3).close()
-        layers = last - first + 1
-        told = reserved(log, "KV")  # in hundredths of a mebibyte
-        assert costs.cache(layers, context, sessions) == pytest.approx(told, abs=6000)
-        batch = costs.batch(layers, context, min(ROWS, context * sessions), ends=ends)
-        assert 0.9 < batch / reserved(log, "compute") < 1.25, (first, last)
-
-
-def test_pieces_of_a_model_say_the_same_as_the_whole(files: dict[tuple[str, str], Path], tmp_path: Path) -> None:
-    whole = costs_of(check_gguf(files["wide", "Q4_0"]))
-    cut(files["wide", "Q4_0"], tmp_path / "first.gguf", 0, 0, head=False)
-    assert costs_of(check_gguf(tmp_path / "first.gguf")) == whole
-
-
-def test_a_header_that_says_nothing_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(file(LLAMA))
-    with pytest.raises(ModelUnsupported, match=r"does not say its llama\.embedding_length"):
-        costs_of(check_gguf(path))
 
 
 SHAPE = replace(SHAPES["tiny-draft"], n_layer=1, n_embd=256, n_ff=768)

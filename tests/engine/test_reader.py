@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import GgufHeader, ModelFile, check_gguf, costs_of, cut, native
+from edgellm.engine import GgufHeader, ModelFile, check_gguf, cut, native
 from edgellm.engine.gguf.header import TENSOR_TYPES, TensorInfo
 from edgellm.engine.trial.probe import Probe
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from edgellm.mesh.layer_costs import costs_of
 from testkit.gguf.split_file import entry, split
 from tests.engine.headers import F32, LLAMA, Q8_0, Entry, Info, f32, file, numbers, string, strings, u32
 from tests.engine.logits import some_ids

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from edgellm import system
-from edgellm.engine import Model, ModelFile, check_gguf, costs_of
+from edgellm.engine import Model, ModelFile, check_gguf
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption, LayersMissing, MemoryShort
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import weight_cache
+from edgellm.mesh.layer_costs import costs_of
 from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, StoredLayers, WholeModel, require
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache, overhead
 from edgellm.storage.layer_pieces import forget_hashes, pieces_of

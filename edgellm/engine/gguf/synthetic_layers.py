@@ -7,21 +7,17 @@ they are numbers of a sane size; so scales are set, and all else is random.
 import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from edgellm.engine.cores import minimum_times, plausible_times
-from edgellm.engine.gguf.cuttable import DENSE_LEAD, SLIVER, check_cuttable, cut_bytes, cut_points, largest_part
-from edgellm.engine.gguf.header import F16, F32, TENSOR_TYPES, TensorInfo
-from edgellm.engine.gguf.memory import Dimensions
+from edgellm.engine.gguf.cuttable import DENSE_LEAD, check_cuttable, cut_bytes, cut_points, largest_part
+from edgellm.engine.gguf.header import F32, TENSOR_TYPES, TensorInfo
 from edgellm.engine.gguf.reader import ModelFile
-from edgellm.engine.gguf.writer import NewTensor, entry, portions, zeros
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import ContextSpec, LoadSpec, Model
@@ -182,44 +178,3 @@ def _blocks(kind: int, count: int, block: int, size: int, rng: np.random.Generat
     if name == "MXFP4":
         found[:, 0] = 127 - 9  # a block begins with its scale's exponent
     return found.tobytes()
-
-
-def stand_in(model: ModelFile) -> tuple[Blocks, Dimensions]:
-    """Return layers of a usual transformer with a model's width and most frequent quantisation, and their dimensions.
-    Raise ModelUnsupported where the file does not say how wide its rows are, or has no layers."""
-    header, sizes = model.header, Counter[int]()
-    width = header.number("embedding_length")
-    for tensor in header.tensors:
-        sizes[tensor.kind] += tensor.nbytes if tensor.layer is not None else 0
-    if width < 1 or not sizes.total():
-        raise ModelUnsupported(f"{model.path} does not say how wide its rows are.", "Use a complete language model.")
-    kind = sizes.most_common(1)[0][0]
-    kind = kind if width % TENSOR_TYPES[kind][1] == 0 else F16
-    heads = width // 64 if width % 64 == 0 else 1
-    ff = 4 * width
-    shapes = {
-        "attn_norm": (width,), "ffn_norm": (width,),
-        **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (width, width)),
-        "ffn_gate": (width, ff), "ffn_up": (width, ff), "ffn_down": (ff, width),
-    }  # fmt: skip
-
-    def tensor_of(name: str, shape: tuple[int, ...]) -> NewTensor:
-        own = kind if len(shape) > 1 else F32
-        nbytes = math.prod(shape) // TENSOR_TYPES[own][1] * TENSOR_TYPES[own][2]
-        return NewTensor(name, shape, own, nbytes, partial(zeros, nbytes))
-
-    weights = sum(tensor_of(name, shape).nbytes for name, shape in shapes.items())
-    layers = min(max(1, header.text_layers), math.ceil(ENOUGH / weights))
-    numbers = {
-        "block_count": layers, "context_length": 4_096, "embedding_length": width, "feed_forward_length": ff,
-        "attention.head_count": heads, "attention.head_count_kv": heads, "rope.dimension_count": width // heads,
-        "vocab_size": SLIVER, "attention.layer_norm_rms_epsilon": 1e-5,
-    }  # fmt: skip
-    names = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
-    entries = names | {f"llama.{key}": value for key, value in numbers.items()}
-    tensors = [tensor_of("token_embd.weight", (width, SLIVER)), tensor_of("output_norm.weight", (width,))]
-    for layer in range(layers):
-        tensors += (tensor_of(f"blk.{layer}.{name}.weight", shape) for name, shape in shapes.items())
-    data = portions(header, [entry(key, value) for key, value in entries.items()], tensors)
-    blocks = Blocks(bytes(next(data)), sum(map(len, data)), layers, width)
-    return blocks, Dimensions(layers, width, ff, heads, heads, width // heads, width // heads)
