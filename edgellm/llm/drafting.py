@@ -115,9 +115,7 @@ class Drafting:
             return self._self_verifier
 
     def close(self) -> None:
-        """Keep the curve if it was corrected, and close the verifier."""
-        if self._opened is not None:
-            self.correct(self._opened.policy.cost)
+        """Close the verifier."""
         if self._self_verifier is not None:
             self._self_verifier.close()
 

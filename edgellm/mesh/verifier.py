@@ -35,10 +35,6 @@ class MeshVerifier(Verifier):
             mesh.work.name, mesh.work.context, logprobs=True, penalties=True, grammars=grammar is not None
         )
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
     def open(self, state: GenerationState) -> Session:
         """Open a session; the stages begin to load now, if they have not. Raises PlanImpossible."""
         self.mesh.pipeline()

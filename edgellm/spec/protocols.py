@@ -422,11 +422,12 @@ class Verifier(ABC):
     """Further tokens of a verdict that a reply without a draft model is to ask for."""
     elsewhere: Elsewhere | None = None
     """None of a verifier in this process."""
+    _capabilities: Capabilities | None = None
 
     @property
     def capabilities(self) -> Capabilities:
         """Return the abilities, which may change when a verifier is replaced."""
-        return Capabilities(self.name, self.context_length)
+        return self._capabilities or Capabilities(self.name, self.context_length)
 
     @property
     def shared(self) -> int:

@@ -145,11 +145,7 @@ def _truncated(logits: Floats, sampling: Sampling) -> Distribution:
     """Return `distribution` without min-p."""
     best = int(logits.argmax())
     top = float(logits[best])
-    if not math.isfinite(top):
-        raise EngineFailed(
-            f"The model's output is not a number (largest logit {top}).",
-            "The model file may be damaged: download it again.",
-        )
+    check_peak(top)
     if sampling.greedy or sampling.top_k == 1:
         return Distribution(np.array([best], dtype=np.int32), np.ones(1, dtype=np.float32))
     cold = np.float32(min(max(sampling.temperature, _COLDEST), _HOTTEST))
@@ -210,7 +206,7 @@ def top2(logits: Floats) -> Top2:
     row = logits.reshape(-1)
     first = int(row.argmax())
     peak = row[first]
-    _check(peak)
+    check_peak(peak)
     shifted = row - peak
     total = float(np.add.reduce(np.exp(shifted, out=shifted)))
     below, above = row[:first], row[first + 1 :]
@@ -223,7 +219,7 @@ def top_k(logits: Floats, k: int) -> Ids:
     """Return the `k` most probable ids (min(k, n_vocab),), most probable first; on a tie the lowest id. Raises
     EngineFailed: a logit is not a number, or the largest one not finite."""
     row = logits.reshape(-1)
-    _check(row.max())
+    check_peak(row.max())
     n = len(row)
     k, groups = max(0, min(k, n)), 1_024
     floor = np.float32(-np.inf)
@@ -235,7 +231,8 @@ def top_k(logits: Floats, k: int) -> Ids:
     return candidates[np.argsort(-row[candidates], kind="stable")[:k]].astype(np.int32)
 
 
-def _check(peak: float | np.float32) -> None:
+def check_peak(peak: float | np.float32) -> None:
+    """Raise EngineFailed where the largest logit `peak` is not a number or not finite."""
     if not math.isfinite(peak):
         raise EngineFailed(f"The model's largest logit is {peak}.", "Its file may be damaged: download it again.")
 

@@ -10,14 +10,12 @@ needs no distribution of the drafts.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isfinite
 from time import monotonic
 
 import numpy as np
 
-from edgellm.errors import EngineFailed
 from edgellm.spec.protocols import VerifyRequest
-from edgellm.spec.sampling import ReplyGrammar, distribution, draw, logprobs, penalised
+from edgellm.spec.sampling import ReplyGrammar, check_peak, distribution, draw, logprobs, penalised
 from edgellm.spec.types import NO_CHUNK, NO_IDS, Chunk, Floats, Ids, Logprobs, Sampling, Verdict
 
 
@@ -55,8 +53,7 @@ def verify_greedy(draft_ids: Ids, rows: Floats) -> tuple[int, int]:
     drafted, accepted = draft_ids.tolist(), 0
     while (answer := int(rows[accepted].argmax())) in drafted[accepted : accepted + 1]:
         accepted += 1
-    if not isfinite(rows[accepted, answer]):
-        raise EngineFailed("The verifier's output is not a number.", "Its file may be damaged: download it again.")
+    check_peak(rows[accepted, answer])
     return accepted, answer
 
 

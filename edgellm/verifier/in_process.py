@@ -35,10 +35,6 @@ class LocalVerifier(Verifier):
         )
 
     @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @property
     def shared(self) -> int:
         return sum(context.native.shared for context in self._all)
 

@@ -234,10 +234,6 @@ class ColocatedVerifier(Verifier):
         self._open: set[int] = set()
 
     @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @property
     def crowded(self) -> bool:
         return len(self._open) > 1
 
@@ -246,7 +242,7 @@ class ColocatedVerifier(Verifier):
         self._open.add(number)
         return Session(
             state, self._send, number=number, grammar=self._grammar,
-            ready=self._backend.ready, close=partial(self._end, number), reads=self._capabilities.name,
+            ready=self._backend.ready, close=partial(self._end, number), reads=self.capabilities.name,
         )  # fmt: skip
 
     def _end(self, number: int) -> None:
