@@ -126,7 +126,7 @@ _UNSAVED = Notice("What the pair's first replies show cannot be saved. It will b
 
 def mean_importance(chunk: Chunk) -> tuple[float, ...]:
     """Return the mean importance of a chunk's tokens; 0 where it was not measured."""
-    return (round(float(chunk.importance.mean()), 6) if len(chunk.importance) else 0.0,)
+    return (round(chunk.importance or 0.0, 6),)
 
 
 class ObservedReply(Gate):

@@ -29,6 +29,7 @@ from edgellm.spec.types import (
     Channel,
     Chunk,
     Decision,
+    Drafted,
     Event,
     Explanation,
     Notice,
@@ -304,21 +305,19 @@ def _decide(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate, 
 
 def merge(chunk: Chunk, verdict: Verdict | None, number: int = 0, piece: Piece = lambda _: b"") -> list[Token]:
     """Return the new tokens of a round. Without a verdict the drafts stay."""
-    n, nothing = len(chunk), [None] * len(chunk)
+    n = len(chunk)
     kept = n if verdict is None else verdict.accepted
-    facts = zip(
-        chunk.ids.tolist(), chunk.confidence.tolist() or nothing, chunk.importance.tolist() or nothing,
-        [one.exit_layer for one in chunk.drafted] or nothing, strict=True,
-    )  # fmt: skip
+    drafted = chunk.drafted or (Drafted(),) * n
+    facts = zip(chunk.ids.tolist(), chunk.confidence.tolist() or [None] * n, drafted, strict=True)
     logprobs = iter(() if verdict is None else verdict.logprobs)
     found = []
-    for at, (token, confidence, importance, layer) in enumerate(islice(facts, kept)):
+    for at, (token, confidence, known) in enumerate(islice(facts, kept)):
         if verdict is None:
             source = Source.PARALLEL if at < chunk.ahead else Source.DRAFT
         else:
             source = Source.RETRIEVED if chunk.retrieved or at >= n - chunk.tail else Source.ACCEPTED
         probs = next(logprobs, None)
-        found.append(Token(token, piece(token), source, confidence, importance, layer, number, probs))
+        found.append(Token(token, piece(token), source, confidence, known.importance, known.exit_layer, number, probs))
     own = Source.VERIFIER if not n else Source.CORRECTED if kept < n else Source.BONUS
     for token in () if verdict is None else verdict.tokens.tolist():
         found.append(Token(token, piece(token), own, round=number, logprobs=next(logprobs, None)))

@@ -121,6 +121,8 @@ class Distribution:
 class Drafted(NamedTuple):
     """The facts about a token that a draft model has drafted."""
 
+    margin: float = 1.0  # the model's top-1 probability minus its top-2
+    importance: float | None = None  # mean attention to it from itself and later drafted tokens, if measured
     exit_layer: int | None = None  # layer after which the model exited, from 0; None at full depth
     logits: Floats | None = None  # the model's (n_vocab,), if requested
     offered: int = -1  # the token that followed the longest match in the context; -1 without a match
@@ -135,10 +137,7 @@ class Chunk:
     ids: Ids = field(default_factory=lambda: NO_IDS)
     confidence: Floats = field(default_factory=lambda: NO_FLOATS)
     """The draft model's top-1 probability; for a copied token the chance that it and all before it are accepted."""
-    margin: Floats = field(default_factory=lambda: NO_FLOATS)  # top-1 minus top-2
     retrieved: bool = False  # all tokens are copied
-    importance: Floats = field(default_factory=lambda: NO_FLOATS)
-    """Mean attention to a token from itself and later drafted tokens, 0 without any; empty if not measured."""
     drafted: tuple[Drafted, ...] = ()  # facts about each token; empty where none are known
     ahead: int = 0  # first tokens, which were drafted while waiting for a verdict
     tail: int = 0  # last tokens, which were copied after a model's draft
@@ -152,6 +151,12 @@ class Chunk:
         """Return the number of tokens taken from the context in place of the draft model's own."""
         return sum(one.copied for one in self.drafted)
 
+    @property
+    def importance(self) -> float | None:
+        """Return the mean importance of the tokens of which it was measured; None without any."""
+        measured = [one.importance for one in self.drafted if one.importance is not None]
+        return sum(measured) / len(measured) if measured else None
+
     def part(self, start: int, end: int) -> "Chunk":
         """Return the tokens from `start` to `end`, with all that is known of them."""
         n = len(self)
@@ -159,8 +164,7 @@ class Chunk:
             return self
         at = slice(start, end)
         return replace(
-            self, ids=self.ids[at], confidence=self.confidence[at], margin=self.margin[at],
-            importance=self.importance[at], drafted=self.drafted[at],
+            self, ids=self.ids[at], confidence=self.confidence[at], drafted=self.drafted[at],
             tail=max(0, min(n, end) - max(start, n - self.tail)),
         )  # fmt: skip
 
@@ -169,12 +173,9 @@ class Chunk:
         if not len(self):
             return other
         n = len(other)
-        measured = [one.importance if len(one.importance) else np.zeros_like(one.confidence) for one in (self, other)]
         return replace(
             self, ids=np.concatenate((self.ids, other.ids)),
             confidence=np.concatenate((self.confidence, other.confidence)),
-            margin=np.concatenate((self.margin, other.margin)),
-            importance=np.concatenate(measured) if len(self.importance) + len(other.importance) else NO_FLOATS,
             drafted=self.drafted and (*self.drafted, *(other.drafted or (Drafted(),) * n)),
             tail=n if other.retrieved else other.tail,
         )  # fmt: skip

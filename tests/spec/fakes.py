@@ -82,7 +82,7 @@ class FakeDrafter(Drafter):
             found = distribution(self.logits(np.append(prefix, ids).astype(np.int32)), sampling)
             ids.append(draw(found, sampling.seed, len(prefix) + len(ids)))
         sure = np.full(len(ids), 0.5, dtype=np.float32)
-        return Chunk(np.array(ids, dtype=np.int32), sure, sure, retrieved=self.copies)
+        return Chunk(np.array(ids, dtype=np.int32), sure, retrieved=self.copies)
 
 
 @dataclass

@@ -62,7 +62,8 @@ def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
         drafting = ChunkBuilder(GenerationState(of(7), sampling, rules=rules), 4, cursor=cursor)
         assert drafting.add(logits, top2(logits)) == wanted
         assert drafting.full() == (wanted != 9)  # a copy is no doubtful token any more
-        assert drafting.build().drafted == (Drafted(offered=9, matched=2, copied=wanted == 9),)
+        (found,) = drafting.build().drafted
+        assert (found.offered, found.matched, found.copied) == (9, 2, wanted == 9)
 
 
 def test_a_copy_that_the_grammar_forbids_takes_no_place() -> None:
@@ -76,29 +77,29 @@ def test_what_is_kept_of_a_chunk_keeps_what_was_said_of_it() -> None:
     def chunk(*some: int) -> Chunk:
         n = len(some)
         heard = tuple(Drafted(offered=token, matched=at, copied=at % 2 == 0) for at, token in enumerate(some))
-        return Chunk(of(*some), np.ones(n, np.float32), np.ones(n, np.float32), drafted=heard)
+        return Chunk(of(*some), np.ones(n, np.float32), drafted=heard)
 
     both = chunk(1, 2, 3).then(chunk(4, 5))
     assert [one.offered for one in both.drafted] == both.ids.tolist()
-    assert both.part(2, 4).drafted == (Drafted(None, None, 3, 2, True), Drafted(None, None, 4, 0, True))
-    copied = Chunk(of(2), np.ones(1, np.float32), np.ones(1, np.float32))
-    assert chunk(1).then(copied).drafted == (Drafted(None, None, 1, 0, True), Drafted())
+    assert both.part(2, 4).drafted == (Drafted(offered=3, matched=2, copied=True), Drafted(offered=4, copied=True))
+    copied = Chunk(of(2), np.ones(1, np.float32))
+    assert chunk(1).then(copied).drafted == (Drafted(offered=1, copied=True), Drafted())
 
 
 def test_the_gate_is_told_of_agreement_dissent_and_copies() -> None:
     confidence = np.array([0.9, 0.5, 0.4], dtype=np.float32)
-    heard = tuple(map(partial(Drafted, None, None), (1, 9, 3), (3, 7, 1), (False, False, True)))
-    told = dict(zip(NAMES, signals(Chunk(of(1, 2, 3), confidence, confidence, drafted=heard), 4), strict=True))
+    heard = tuple(map(partial(Drafted, 1.0, None, None, None), (1, 9, 3), (3, 7, 1), (False, False, True)))
+    told = dict(zip(NAMES, signals(Chunk(of(1, 2, 3), confidence, drafted=heard), 4), strict=True))
     assert told["agreement"] == pytest.approx(np.log(4))
     assert told["dissent"] == pytest.approx(np.log(8))
     assert told["copied"] == 1.0
     assert told["copied doubt"] == pytest.approx(-np.log(0.4), abs=1e-6)
-    alone = dict(zip(NAMES, signals(Chunk(of(1, 2, 3), confidence, confidence), 4), strict=True))
+    alone = dict(zip(NAMES, signals(Chunk(of(1, 2, 3), confidence), 4), strict=True))
     assert all(alone[name] == 0.0 for name in NAMES[CONTEXT])
 
 
 def test_who_was_right_is_seen_up_to_the_verdict() -> None:
-    heard = tuple(map(partial(Drafted, None, None), (1, 9, 5, 6), (4, 4, 1, 4)))
+    heard = tuple(map(partial(Drafted, 1.0, None, None, None), (1, 9, 5, 6), (4, 4, 1, 4)))
     chunk = Chunk(of(1, 2, 3, 4), np.full(4, 0.5, np.float32), drafted=heard)
     assert disagreements(chunk, Verdict(1, of(9))) == [Disagreement(0.5, False, True)]
     assert disagreements(chunk, Verdict(3, of(6))) == [Disagreement(0.5, True, False), Disagreement(0.5, False, True)]

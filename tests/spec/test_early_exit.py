@@ -60,7 +60,7 @@ class Parts:
         assert chunk.ids.tolist() == ids[len(prefix) :].tolist()
         assert [one.exit_layer for one in chunk.drafted] == exits
         np.testing.assert_allclose(chunk.confidence, [f.p1 for f in facts], atol=CLOSE)
-        np.testing.assert_allclose(chunk.margin, [f.p1 - f.p2 for f in facts], atol=CLOSE)
+        np.testing.assert_allclose([one.margin for one in chunk.drafted], [f.p1 - f.p2 for f in facts], atol=CLOSE)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from edgellm.spec.gates.synera import by_importance
 from edgellm.spec.params import GATES, ReplyOptions
 from edgellm.spec.protocols import GenerationState
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import Chunk
+from edgellm.spec.types import Chunk, Drafted
 from tests.spec.fakes import FakeDrafter, FakeVerifier, at
 from tests.spec.running import BIG, PROMPT, SMALL, going
 
@@ -47,15 +47,14 @@ PROFILE = profile()
 
 def drafted(rng: np.random.Generator, ahead: int = 0) -> Chunk:
     """A chunk as unsure as profiled ones are, or a little more so."""
-    return Chunk(
-        np.ones(4, np.int32), rng.beta(4, 1, 4).astype(np.float32), rng.uniform(0, 1, 4).astype(np.float32),
-        importance=rng.uniform(0.1, 0.3, 4 if not ahead else 0).astype(np.float32), ahead=ahead,
-    )  # fmt: skip
+    confidence, margins = rng.beta(4, 1, 4).astype(np.float32), rng.uniform(0, 1, 4).tolist()
+    importance = rng.uniform(0.1, 0.3, 4).tolist() if not ahead else [None] * 4
+    return Chunk(np.ones(4, np.int32), confidence, drafted=tuple(map(Drafted, margins, importance)), ahead=ahead)
 
 
 def of(*confidence: float) -> Chunk:
     values = np.array(confidence, dtype=np.float32)
-    return Chunk(np.ones(len(values), dtype=np.int32), values, values)
+    return Chunk(np.ones(len(values), dtype=np.int32), values)
 
 
 def chosen(gate: str, budget: float | None, controller: BudgetController | None = None) -> rules.GateChoice:

@@ -54,7 +54,7 @@ def test_a_drafter_with_nothing_to_say_leaves_the_word_to_the_verifier_and_witho
 def test_what_is_known_of_a_drafted_token_stays_with_it() -> None:
     known = Chunk(
         np.array([5, 6, 7], np.int32), np.array([0.5, 0.25, 1.0], np.float32),
-        drafted=(Drafted(5), Drafted(), Drafted(5)), importance=np.array([0.125, 0.75, 0.0], np.float32), ahead=1,
+        drafted=(Drafted(1.0, 0.125, 5), Drafted(1.0, 0.75), Drafted(1.0, 0.0, 5)), ahead=1,
     )  # fmt: skip
     drafts = [
         Token(5, b"", Source.PARALLEL, 0.5, 0.125, 5, 3),

@@ -16,7 +16,7 @@ from edgellm.spec.ngram.sources import MIN_MATCH, Cursor
 from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.sampling import Top2, distribution, draw, penalised, top2
-from edgellm.spec.types import NO_CHUNK, NO_FLOATS, Chunk, Drafted, Floats, Ids, Round, Sampling
+from edgellm.spec.types import NO_CHUNK, Chunk, Drafted, Floats, Ids, Round, Sampling
 
 if TYPE_CHECKING:
     from edgellm.spec.drafters.importance import AttentionMeter
@@ -43,7 +43,7 @@ class ChunkBuilder:
         self._cursor = cursor
         self.ids: list[int] = []
         self._survival = 1.0
-        self._facts: list[Top2] = []
+        self._confidence: list[float] = []
         self._drafted: list[Drafted] = []
 
     def add(self, logits: Floats, facts: Top2, exit_layer: int | None = None, *, keeps_logits: bool = False) -> int:
@@ -60,13 +60,13 @@ class ChunkBuilder:
             if grammar is not None:
                 found = grammar.limited(found, logits, self._so_far())
             token = draw(found, sampling.seed, len(self._text) + len(self.ids))
-        drafted = Drafted(exit_layer, logits.copy() if keeps_logits else None)
+        drafted = Drafted(facts.p1 - facts.p2, None, exit_layer, logits.copy() if keeps_logits else None)
         if self._cursor is not None:
             drafted = self._look_up(self._cursor, token, facts.p1, drafted)
             token = drafted.offered if drafted.copied else token
             self._cursor.advance(token)
         self.ids.append(token)
-        self._facts.append(facts)
+        self._confidence.append(facts.p1)
         self._survival *= facts.p1
         self._drafted.append(drafted)
         return token
@@ -84,20 +84,17 @@ class ChunkBuilder:
 
     def full(self) -> bool:
         at = len(self.ids)
-        if at >= self._gamma or (self._facts[-1].p1 < self._rules.stop_below and not self._drafted[-1].copied):
+        if at >= self._gamma or (self._confidence[-1] < self._rules.stop_below and not self._drafted[-1].copied):
             return True
         return at <= len(self._floors) and self._survival < self._floors[at - 1]
 
     def build(self, importance: Floats | None = None) -> Chunk:
         """Return the finished chunk."""
-        n = len(self.ids)
-        return Chunk(
-            ids=np.array(self.ids, dtype=np.int32),
-            confidence=np.fromiter((f.p1 for f in self._facts), np.float32, n),
-            margin=np.fromiter((f.p1 - f.p2 for f in self._facts), np.float32, n),
-            importance=NO_FLOATS if importance is None else importance,
-            drafted=tuple(self._drafted),
-        )
+        if importance is not None:
+            measured = zip(self._drafted, importance.tolist(), strict=True)
+            self._drafted = [drafted._replace(importance=each) for drafted, each in measured]
+        confidence = np.array(self._confidence, dtype=np.float32)
+        return Chunk(np.array(self.ids, dtype=np.int32), confidence, drafted=tuple(self._drafted))
 
 
 def within(ids: Ids, shared: int | None) -> Ids:

@@ -203,7 +203,7 @@ class TranslatedDrafter(ModelDrafter):
         places = np.minimum(np.searchsorted(written, ends), max(0, len(self._drafted) - 1))
         if ended and self._translation.end is not None:
             ids, places = [*ids, self._translation.end], np.append(places, len(drafted) - 1)
-        return Chunk(np.array(ids, dtype=np.int32), drafted.confidence[places], drafted.margin[places])
+        return Chunk(np.array(ids, dtype=np.int32), drafted.confidence[places])
 
     def _rows(self, prefix: Ids) -> Iterator[Floats]:
         """Yield the logits behind `prefix`, and behind each token that is taken."""

@@ -175,9 +175,10 @@ def signals(chunk: Chunk, written: int) -> Vector:
     """Return the signals of a chunk of at least one token after `written` tokens, shape (len(NAMES),)."""
     confidence = chunk.confidence.astype(np.float64)
     doubt, mean = -np.log(np.clip(confidence, _FLOOR, 1.0)), max(_FLOOR, float(confidence.mean()))
+    margin = min((one.margin for one in chunk.drafted), default=1.0)
     return np.array(
         (
-            -np.log(mean), len(chunk), doubt.sum(), chunk.margin.min(), np.log1p(written),
+            -np.log(mean), len(chunk), doubt.sum(), margin, np.log1p(written),
             *_context_signals(chunk, doubt),
         )
     )  # fmt: skip

@@ -55,9 +55,8 @@ class Rule(Gate):
 
     def judge(self, chunk: Chunk, place: int) -> Decision:
         """Return the decision on `chunk`; its draw depends on the seed and `place`."""
-        measured = chunk.importance[chunk.ahead :]
         confidence = float(chunk.confidence.sum()) / len(chunk)
-        importance = float(measured.sum()) / len(measured) if len(measured) else self._usual_importance
+        importance = self._usual_importance if chunk.importance is None else chunk.importance
         chance = float(self.chances(np.float64(confidence), np.float64(importance)))  # type: ignore[arg-type]
         drawn = draw(self._seed, place)
         seen = f"confidence {confidence:.2f}, importance {importance:.2f}"

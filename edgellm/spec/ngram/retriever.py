@@ -31,7 +31,7 @@ class Offer:
         if not n:
             return Chunk(reason=reason)
         confidence = np.array(self.survives[:n], dtype=np.float32)
-        return Chunk(np.array(self.ids[:n], dtype=np.int32), confidence, confidence, retrieved=True, reason=reason)
+        return Chunk(np.array(self.ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
 
 
 NO_OFFER = Offer()
