@@ -28,11 +28,14 @@ import numpy as np
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.statistics import spread
-from edgellm.engine import Context, ContextSpec, Ids, Message, Model
+from edgellm.coldstart.costs import Device
+from edgellm.coldstart.problem import Home
+from edgellm.engine import Context, ContextSpec, Ids, Message, Model, ModelFile
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
+from edgellm.mesh.placement import model_costs
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
@@ -86,6 +89,7 @@ class Coordinator:
             self._work = StageSpec(
                 fingerprint(verifier), model.name, LayerRange(0, n), n, model.n_embd, model.n_vocab, POSITIONS, 2
             )
+        self._home = Home((Device.unmeasured("here"),), model_costs(ModelFile.open(verifier)), 1)
         ends = [round(n * at / STAGES) for at in range(STAGES + 1)]
         names = list(self.workers)
         self._shares = [StageShare(name, LayerRange(a, b)) for name, a, b in zip(names, ends, ends[1:], strict=False)]
@@ -96,7 +100,7 @@ class Coordinator:
         """Return the reply, its seconds, how often a pipeline was reopened, and when the move to the worker `to` began
         and was over, in seconds."""
         members = [worker.member(name) for name, worker in self.workers.items()]
-        mesh = Mesh(members, self._shares, self._work)
+        mesh = Mesh(members, self._shares, self._work, self._home)
         if to is not None:
             mesh.move([[StageShare(to, LayerRange(0, self._work.n_layers))]])
         verifier = MeshVerifier(mesh, lambda _token: False, rows=32)

@@ -43,7 +43,7 @@ from edgellm.engine import Message, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.layer_range import HERE, LayerRange, read_split
 from edgellm.llm import LLM
-from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+from edgellm.llm.mesh_llm import open_mesh
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.placement import model_costs
@@ -122,8 +122,9 @@ class Home:
 
     def write(self, schedule: Schedule, prompt: Sequence[Message], drafts: str) -> Written:
         """Write one reply."""
-        config = EngineConfig(None, hardware=Hardware(n_batch=CHUNK, n_ctx=CONTEXT), history=False)
-        with open_mesh(self._file, schedule.split, MeshOptions(self._peers), config) as opened:
+        hardware = Hardware(n_batch=CHUNK, n_ctx=CONTEXT)
+        config = EngineConfig(None, hardware=hardware, peers=self._peers, history=False)
+        with open_mesh(self._file, schedule.split, config) as opened:
             mesh, times, tokens = opened.verifier.mesh, list[float](), list[int]()
             move = partial(mesh.move, [read_split(one) for one in schedule.following])
             read = len(opened.pair.prompts.ids(prompt))

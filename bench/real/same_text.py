@@ -24,7 +24,7 @@ from edgellm.engine import Message, Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.llm import LLM
-from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+from edgellm.llm.mesh_llm import open_mesh
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.placement import model_costs
@@ -103,8 +103,8 @@ def over_two_devices(verifier: str, hardware: Hardware, n_ctx: int) -> Iterator[
         split = "{}:1-{half},{}:{next}-{layers}".format(
             *addresses, half=layers // 2, next=layers // 2 + 1, layers=layers
         )
-        config = EngineConfig("none", hardware=replace(hardware, n_ctx=n_ctx), history=False)
-        yield running.enter_context(open_mesh(file, split, MeshOptions(sessions=4), config)).pair
+        config = EngineConfig("none", hardware=replace(hardware, n_ctx=n_ctx), history=False, replies=4)
+        yield running.enter_context(open_mesh(file, split, config)).pair
 
 
 WAYS = (

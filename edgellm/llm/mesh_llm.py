@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
-from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts
+from edgellm.coldstart.costs import Device, LayersOnDevice
 from edgellm.coldstart.plan import PlanOption, choose_part, predict
 from edgellm.coldstart.problem import Fleet, Home, MemoryOverhead, Objective
 from edgellm.engine import GgufHeader, Model, ModelFile
@@ -205,20 +205,6 @@ def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, W
 
 
 @dataclass(frozen=True, slots=True)
-class MeshOptions:
-    """The settings of a mesh.
-
-    `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `half`: rows are
-    sent as 16-bit floats. `text`: the model's tokeniser, if it is open.
-    """
-
-    peers: tuple[str, ...] = ()
-    sessions: int = 1
-    half: bool = False
-    text: Model | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class OpenedMesh:
     """A pair whose verifier is a mesh, with its placement, if any. `began` is the `perf_counter` time when the devices
     began to load."""
@@ -252,20 +238,21 @@ class OpenedMesh:
 def open_mesh(
     file: ModelFile,
     layers: str | Placement,
-    options: MeshOptions = MeshOptions(),
     config: EngineConfig = EngineConfig(draft=None),
     notify: Callable[[str], None] | None = None,
+    *,
+    half: bool = False,
+    text: Model | None = None,
 ) -> OpenedMesh:
     """Load each device's layers of the model in `file`, by a split or as they are placed, and open the pair meanwhile.
-    This device's own layers and the draft model, by default none, are loaded and computed as `config` says. Raises
-    ModelUnsupported, ModelCorrupt: the model cannot be split; InvalidOption, PlanImpossible: an invalid split, or
-    devices that cannot hold the model; NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot
-    be used."""
+    This device's own layers and the draft model, by default none, are loaded and computed as `config` says, whose
+    `peers` are HOST:PORT or NAME=HOST:PORT of workers: those without layers are spares for lost devices. `half`: rows
+    are sent as 16-bit floats. `text`: the model's tokeniser, if it is open. Raises ModelUnsupported, ModelCorrupt: the
+    model cannot be split; InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model;
+    NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used."""
     began = perf_counter()
     hardware = config.hardware
-    whole, header, model = WholeModel(file), file.header, model_costs(file)
-    positions = positions_of(file, hardware.n_ctx)
-    overhead = overhead_of(header, positions, options.sessions, hardware.cache_type)
+    whole, header = WholeModel(file), file.header
     placed, shares = (None, read_split(layers)) if isinstance(layers, str) else (layers, layers.shares)
     phases = None if placed is None else placed.phases
     following = () if phases is None else (phases.following,)
@@ -274,37 +261,41 @@ def open_mesh(
         check_stages(file, [share.layers for share in placement])
     unit = ComputeUnit.choose(hardware)
     names = [share.name for placement in placements for share in placement]
-    devices = _devices(placed, options.peers, names, whole, unit)
+    devices = _devices(placed, config.peers, names, whole, unit)
+    if placed is None:
+        unknown = Fleet((Device.unmeasured(HERE),))
+        home = Workload(1, 0, sessions=config.replies, hardware=hardware, half=half).home(file, unknown)
+    else:
+        home = placed.home
+    model = home.model
     tokens = MAX_ROWS if placed is None else choose_part(placed.home, placed.home.cut(shares))
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = StageSpec(
         whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
-        vocabulary, positions, options.sessions, options.half,
+        vocabulary, positions_of(file, hardware.n_ctx), config.replies, half,
         n_params=header.n_params, reproducible=hardware.reproducible,
     )  # fmt: skip
     engine = PairEngine(config)
     with engine.closed_on_error():
-        links = None if placed is None else placed.home.links
-        mesh = Mesh(devices, shares, work, model, links=links, overhead=overhead, notify=notify)
+        mesh = Mesh(devices, shares, work, home, notify)
         engine.own(mesh)
         mesh.pipeline()
         mesh.move(following, between=phases is not None and phases.reply.move is None)
-        text = engine.own(options.text or open_text(file))
+        text = engine.own(text or open_text(file))
         own = next((share for share in shares if share.name == HERE), None)
         rows = min(tokens, hardware.n_batch or MAX_ROWS, work.rows)
         verifier = MeshVerifier(mesh, text.is_eog, rows, text.grammar)
         verifier.locate(Elsewhere(lambda: whole.model))
-        engine.attach_beside(text, _taken(own, model, overhead, unit), verifier)
+        engine.attach_beside(text, _taken(own, home, unit), verifier)
     return OpenedMesh(LLM(engine), verifier, placed, began)
 
 
-def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead, unit: ComputeUnit) -> Counter[str]:
+def _taken(share: StageShare | None, home: Home, unit: ComputeUnit) -> Counter[str]:
     """Return the bytes of this device's own layers in its memory, or in its cards' in equal parts."""
     if share is None:
         return Counter()
-    size = model.size(share.layers) + overhead.layer * len(share.layers) + overhead.stage
-    names = unit.hardware.devices if unit.name else ("CPU",)
-    return Counter({name: int(size / len(names)) for name in names})
+    size = home.model.size(share.layers) + home.overhead.layer * len(share.layers) + home.overhead.stage
+    return Counter({name: int(size / len(unit.devices)) for name in unit.devices})
 
 
 def _devices(

@@ -19,8 +19,8 @@ from functools import partial
 from time import perf_counter
 from typing import Protocol
 
-from edgellm.coldstart.costs import Device, Links, ModelCosts, TransformerShape
-from edgellm.coldstart.problem import MemoryOverhead
+from edgellm.coldstart.costs import Device
+from edgellm.coldstart.problem import Home
 from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.layer_range import StageShare, ranges
@@ -143,20 +143,16 @@ class Mesh:
         devices: Sequence[MeshDevice],
         shares: Sequence[StageShare],
         work: StageSpec,
-        model: ModelCosts | None = None,
-        *,
-        links: Links | None = None,
-        overhead: MemoryOverhead = MemoryOverhead(),
+        home: Home,
         notify: Callable[[str], None] | None = None,
     ) -> None:
-        """Check the shares. `work` is for the whole model: every stage gets its part. After a loss, `model`, `links`
-        and `overhead` are planned with, as for `edgellm.coldstart.plan.plan`; without `model`, a transformer of that
-        width. `notify` is called with every change, in words for people. Raises PlanImpossible: the shares are not the
-        layers of the model in order, or a share names no member."""
+        """Check the shares. `work` is for the whole model: every stage gets its part. After a loss, the remaining
+        devices are planned for as those of the `home`. `notify` is called with every change, in words for people.
+        Raises PlanImpossible: the shares are not the layers of the model in order, or a share names no member."""
         self._devices = {device.name: device for device in devices}
         self.shares = tuple(shares)
         self.work = work
-        self._planned = partial(fail_over, model=model or _transformer(work), links=links, overhead=overhead)
+        self._home = home
         self.notify = notify or (lambda _text: None)
         self.recoveries = 0
         self.take_overs: list[TakeOver] = []
@@ -346,7 +342,7 @@ class Mesh:
         for name, device in self._devices.items():
             if name not in losses.why:
                 self._ask(device, remaining)
-        planned = partial(self._planned, text=self._longest, stop=within(PLAN_SECONDS))
+        planned = partial(fail_over, self._home, text=self._longest, stop=within(PLAN_SECONDS))
         if (shares := planned(remaining)) is None:
             back = [] if losses.pipelines > _REVIVALS else list(losses.why)
             back = [name for name in back if self._ask(self._devices[name], remaining)]
@@ -383,12 +379,6 @@ class Mesh:
 
 def _named(shares: Sequence[StageShare]) -> str:
     return ", ".join(f"{share.name} {share.layers}" for share in shares)
-
-
-def _transformer(work: StageSpec) -> ModelCosts:
-    """Return the costs of a usual transformer of the same width, in 16 bits."""
-    heads = max(1, work.n_embd // 64)
-    return ModelCosts.of(TransformerShape(work.n_layers, work.n_embd, heads, heads, 64, 4 * work.n_embd), work.name)
 
 
 def check_shares(shares: Sequence[StageShare], layers: int, names: Sequence[str] | dict[str, MeshDevice]) -> None:

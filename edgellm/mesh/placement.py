@@ -7,9 +7,9 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from edgellm.coldstart.costs import ANY_LAYERS, Device, LayersOnDevice, Links, ModelCosts
+from edgellm.coldstart.costs import ANY_LAYERS, Device, LayersOnDevice, ModelCosts
 from edgellm.coldstart.plan import MIN_SAVING, Plan, format_seconds, plan, solve
-from edgellm.coldstart.problem import Home, MemoryOverhead, Stop, never, restrict_to_stored
+from edgellm.coldstart.problem import Home, Stop, never, restrict_to_stored
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.errors import ModelUnsupported, PlanImpossible
@@ -35,16 +35,15 @@ def within(seconds: float) -> Stop:
 
 
 def fail_over(
-    devices: Sequence[Device], model: ModelCosts, text: int = 1, further: int = 64, *,
-    links: Links | None = None, overhead: MemoryOverhead = MemoryOverhead(), stop: Stop = never,
-) -> tuple[StageShare, ...] | None:  # fmt: skip
-    """Return the shares, in order, with which `further` more tokens of a reply come first, once the `text`
-    tokens so far are read again; None if no split over the layers that the devices have is possible."""
+    home: Home, devices: Sequence[Device], text: int = 1, further: int = 64, stop: Stop = never
+) -> tuple[StageShare, ...] | None:
+    """Return the shares, in order, with which `further` more tokens of a reply in a `home` come first, once the `text`
+    tokens so far are read again; None if no split over the layers that these `devices` have is possible."""
     if not devices:
         return None
-    home = Home(devices, model, text, further, links=links or {}, overhead=overhead)
-    found = solve(restrict_to_stored(home.task(), devices), further, stop)
-    return None if found is None else home.shares(found.cut)
+    left = replace(home, devices=devices, tokens_in=text, tokens_out=further)
+    found = solve(restrict_to_stored(left.task(), devices), further, stop)
+    return None if found is None else left.shares(found.cut)
 
 
 Lacking = tuple[StageShare, int]

@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgellm.engine import ContextSpec, ModelFile
+from edgellm.engine import ContextSpec, Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import positions_of
 from edgellm.errors import EdgeError
 from edgellm.layer_range import HERE, StageShare, read_split
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
-from edgellm.llm.mesh_llm import MeshOptions, Workload, open_text
+from edgellm.llm.mesh_llm import Workload, open_text
 from edgellm.llm.model_loading import EngineConfig, Progress
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.protos.rpc_engine_pb2 import OfferReply
@@ -35,23 +35,24 @@ if TYPE_CHECKING:
 def open_over_rpc(
     file: ModelFile,
     layers: str | RpcPlacement,
-    options: MeshOptions = MeshOptions(),
     config: EngineConfig = EngineConfig(draft=None),
     notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
+    *,
+    text: Model | None = None,
 ) -> LLM:
     """Return a pair whose verifier is the model in `file`, loaded over the devices by a split, or as it is placed. This
-    device's own layers and the draft model, by default none, are computed as `config` says. `progress` as for
-    `LLM.open`. Raises EngineFailed: this llama.cpp has no RPC backend, or cannot use the model; InvalidOption,
-    PlanImpossible: an invalid split, or devices that cannot hold the model; NotPaired, NotPermitted, DeviceLost,
-    VerifierUnreachable: a named device cannot be used."""
+    device's own layers and the draft model, by default none, are computed as `config` says; `peers` and `text` as for
+    `open_mesh`, `progress` as for `LLM.open`. Raises EngineFailed: this llama.cpp has no RPC backend, or cannot use
+    the model; InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model; NotPaired,
+    NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used."""
     require()
     placed, shares = (None, read_split(layers)) if isinstance(layers, str) else (layers, layers.option.shares)
     hardware = config.hardware
     unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
-    work = RpcWork(file, _context(file, options.sessions, hardware), unit)
+    work = RpcWork(file, _context(file, config.replies, hardware), unit)
     workers = () if placed is None else tuple(placed.workers.values())
-    devices = list(worker_endpoints([share.name for share in shares], options.peers, workers).values())
+    devices = list(worker_endpoints([share.name for share in shares], config.peers, workers).values())
     wanted = {share.name for share in shares} - {HERE}
 
     def plan(names: Collection[str]) -> Sequence[StageShare]:
@@ -72,7 +73,7 @@ def open_over_rpc(
         model = engine.own(RpcModel(work, devices, plan, notify))
         with ThreadPoolExecutor(1) as pool:
             opening = pool.submit(model.open, partial(progress, file.path.name) if progress else None)
-            text = engine.own(options.text or open_text(file))
+            text = engine.own(text or open_text(file))
             opening.result()
         own = sum(costs.weights(share.layers) for share in model.shares if share.name == HERE) + costs.embedding
         verifier = engine.own(RpcVerifier(model, text.is_eog, text.grammar))

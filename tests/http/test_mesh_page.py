@@ -11,7 +11,7 @@ from edgellm.coldstart.plan import predict
 from edgellm.engine import ModelFile
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
-from edgellm.llm.mesh_llm import MeshOptions, OpenedMesh, Workload, open_mesh, place_described
+from edgellm.llm.mesh_llm import OpenedMesh, Workload, open_mesh, place_described
 from edgellm.llm.mesh_timeline import MeshRecorder
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.fleet_file import read_fleet
@@ -37,8 +37,8 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, worker: Worker
     option = predict(placed.home, ((0, 5), (1, 7)))
     plan = replace(placed.plan, option=option, best_single=None)
     placed = replace(placed, shares=option.shares, plan=plan, phases=None)
-    options = MeshOptions((f"laptop={worker.address}",), sessions=2)
-    with open_mesh(file, placed, options, EngineConfig(draft_path)) as mesh:
+    config = EngineConfig(draft_path, peers=[f"laptop={worker.address}"], replies=2)
+    with open_mesh(file, placed, config) as mesh:
         yield mesh
 
 

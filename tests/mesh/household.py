@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm.coldstart import costs
-from edgellm.coldstart.costs import LayersOnDevice
+from edgellm.coldstart import costs, problem
+from edgellm.coldstart.costs import LayersOnDevice, ModelCosts, TransformerShape
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model
 from edgellm.errors import DeviceLost
 from edgellm.layer_range import LayerRange, StageShare
@@ -100,8 +100,16 @@ class Home:
     def __init__(self, cut: Cut, holds: Mapping[str, Sequence[int] | None]) -> None:
         self.devices = {name: Device(name, cut.layers, only) for name, only in holds.items()}
         self.told: list[str] = []
-        self.mesh = Mesh(list(self.devices.values()), even(cut.work, list(holds)), cut.work, notify=self.told.append)
+        devices, shares = list(self.devices.values()), even(cut.work, list(holds))
+        self.mesh = Mesh(devices, shares, cut.work, home_of(cut.work), self.told.append)
         self.verifier = MeshVerifier(self.mesh, lambda _token: False, rows=16)
+
+
+def home_of(work: StageSpec) -> problem.Home:
+    """What is planned for once a device is lost: a usual transformer of the same width."""
+    heads = work.n_embd // 64
+    shape = TransformerShape(work.n_layers, work.n_embd, heads, heads, 64, 4 * work.n_embd)
+    return problem.Home((costs.Device.unmeasured("here"),), ModelCosts.of(shape, work.name), 1)
 
 
 def even(work: StageSpec, names: Sequence[str]) -> tuple[StageShare, ...]:

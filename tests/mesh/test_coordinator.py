@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.coldstart import costs
+from edgellm.coldstart import costs, problem
 from edgellm.coldstart.costs import LayersOnDevice, ModelCosts, TransformerShape
 from edgellm.engine import Block, ContextSpec, Floats, Ids
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
@@ -23,7 +23,7 @@ from edgellm.spec.protocols import GenerationState, Session, VerdictTerms, Verif
 from edgellm.spec.types import GREEDY, Chunk, Constraint, Penalties, Sampling, Verdict
 from edgellm.verifier.in_process import LocalVerifier
 from tests.engine.logits import some_ids
-from tests.mesh.household import NOTHING, Cut, Device, Home, Whole, all_at_once, asker, even, write
+from tests.mesh.household import NOTHING, Cut, Device, Home, Whole, all_at_once, asker, even, home_of, write
 from tests.waiting import until
 from tests.watching import calls_of
 
@@ -158,7 +158,10 @@ def test_who_has_its_layers_loaded_keeps_them() -> None:
         costs.Device.unmeasured(name, LayersOnDevice(every, frozenset(loaded)))
         for name, loaded in (("cold", range(0)), ("other", range(4, 8)), ("warm", range(4)))
     ]
-    assert fail_over(devices, big) == (StageShare("warm", LayerRange(0, 4)), StageShare("other", LayerRange(4, 8)))
+    assert fail_over(problem.Home(devices, big, 1), devices) == (
+        StageShare("warm", LayerRange(0, 4)),
+        StageShare("other", LayerRange(4, 8)),
+    )
 
 
 def test_a_text_that_is_read_again_moves_to_the_device_that_reads_faster() -> None:
@@ -166,8 +169,8 @@ def test_a_text_that_is_read_again_moves_to_the_device_that_reads_faster() -> No
     every, big = LayersOnDevice(frozenset(range(8))), ModelCosts.of(TransformerShape(8, 4096, 32, 8, 128, 14336))
     reads, writes = (costs.Device.unmeasured(name, every) for name in ("reads", "writes"))
     devices = [replace(reads, flops=1e14, bandwidth=8e9), writes]
-    assert fail_over(devices, big, 8_000, 1) == (StageShare("reads", LayerRange(0, 8)),)
-    assert fail_over(devices, big, 1, 1_000) == (StageShare("writes", LayerRange(0, 8)),)
+    assert fail_over(problem.Home(devices, big, 1), devices, 8_000, 1) == (StageShare("reads", LayerRange(0, 8)),)
+    assert fail_over(problem.Home(devices, big, 1), devices, 1, 1_000) == (StageShare("writes", LayerRange(0, 8)),)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,8 @@ RULES = {
 @pytest.fixture(scope="module")
 def mesh(verifier_cut: Cut, whole: Whole) -> Iterator[MeshVerifier]:
     devices = [Device(f"device {at}", verifier_cut.layers) for at in range(2)]
-    opened = Mesh(devices, even(verifier_cut.work, [one.name for one in devices]), verifier_cut.work)
+    work = verifier_cut.work
+    opened = Mesh(devices, even(work, [one.name for one in devices]), work, home_of(work))
     verifier = MeshVerifier(opened, whole.model.is_eog, grammar=whole.model.grammar)
     yield verifier
     verifier.close()

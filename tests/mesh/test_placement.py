@@ -171,7 +171,7 @@ def in_whole_pieces(held: list[tuple[int, int]], first: int, last: int) -> bool:
 @settings(max_examples=200)
 def test_no_range_cuts_a_piece_and_none_is_missed(held: list[tuple[list[tuple[int, int]], float]]) -> None:
     devices = [holder("abc"[at], some, hop) for at, (some, hop) in enumerate(held)]
-    found = fail_over(devices, BIG)
+    found = fail_over(Home(devices, BIG, 1), devices)
     if found is None:
         assert not any(_possible(order, 0) for order in permutations([some for some, _ in held]))
         return

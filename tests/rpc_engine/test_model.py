@@ -14,7 +14,6 @@ from edgellm.engine.hardware import Hardware
 from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
 from edgellm.llm import LLM
-from edgellm.llm.mesh_llm import MeshOptions
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
@@ -283,10 +282,8 @@ def test_a_pair_writes_what_its_model_writes_and_goes_on_when_a_device_is_lost(a
             cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=2**30)
             server = running.enter_context(WorkerServer(cache, ANYWHERE, more=(RpcEngineService,)))
             peers.append(f"{name}={server.address}")
-        config = EngineConfig(architectures("qwen35", 0.12), hardware=hardware, history=False)
-        opened = running.enter_context(
-            open_over_rpc(ModelFile.open(path), "here:1,a:2-3,b:4", MeshOptions(tuple(peers)), config)
-        )
+        config = EngineConfig(architectures("qwen35", 0.12), hardware=hardware, peers=peers, history=False)
+        opened = running.enter_context(open_over_rpc(ModelFile.open(path), "here:1,a:2-3,b:4", config))
         reply = opened.reply(QUESTION, max_tokens=40)
         assert [token.id for token in reply] == expected
         assert reply.summary.accepted > 0

@@ -12,7 +12,7 @@ from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import GREEDY
 from tests.engine.logits import some_ids
-from tests.mesh.household import NOTHING, even
+from tests.mesh.household import NOTHING, even, home_of
 from tests.verifier.asking import judged
 
 PROMPT = some_ids(40, 2000, 5)
@@ -24,7 +24,7 @@ def replying(
     shares: Sequence[StageShare] = (),
 ) -> Iterator[tuple[Mesh, Session]]:  # fmt: skip
     """A reply from a mesh over these members, each with as many layers if there are no `shares`."""
-    mesh = Mesh(members, shares or even(work, [member.name for member in members]), work, notify=told)
+    mesh = Mesh(members, shares or even(work, [member.name for member in members]), work, home_of(work), told)
     yield mesh, MeshVerifier(mesh, lambda _token: False, rows=16).open(GenerationState())
     mesh.close()
 

@@ -12,7 +12,7 @@ from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelNotFound
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.llm import LLM
-from edgellm.llm.mesh_llm import MeshOptions, Workload, open_mesh, place_described
+from edgellm.llm.mesh_llm import Workload, open_mesh, place_described
 from edgellm.llm.mesh_timeline import MeshRecorder
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.coordinator import Mesh
@@ -113,7 +113,7 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
     weights = WeightCache(WholeModel(file, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(weights, ANYWHERE) as worker:
         placed = place_described(file, read_fleet(home), Workload(20, 2000))
-        with open_mesh(file, placed, MeshOptions((f"laptop={worker.address}",))) as opened:
+        with open_mesh(file, placed, EngineConfig(None, peers=[f"laptop={worker.address}"])) as opened:
             assert opened.phases is not None
             mesh, recorder, written = opened.verifier.mesh, MeshRecorder(opened), list[int]()
             first, following = placed.shares, opened.phases.following

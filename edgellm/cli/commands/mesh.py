@@ -159,7 +159,7 @@ def over_devices(
     `models.mesh`: a split, the name of a devices file, or AUTO for the best split over the measured devices. `messages`
     are the first request, so far as it is known. `explain`: print why."""
     from edgellm.engine import ModelFile
-    from edgellm.llm.mesh_llm import MeshOptions, Workload, open_mesh, open_text, place_described
+    from edgellm.llm.mesh_llm import Workload, open_mesh, open_text, place_described
     from edgellm.llm.model_loading import EngineConfig
     from edgellm.mesh import part_of
     from edgellm.mesh.fleet_file import read_fleet
@@ -182,13 +182,15 @@ def over_devices(
             say(layers.phases.sentence, style="dim")
     elif split == AUTO:
         layers = _placed(models, file, workload, over_rpc=choice.over_rpc, explain=explain)
-    config = EngineConfig(models.draft, hardware=own, draft_hardware=hardware.of(options.DRAFT), history=history)
-    wanted = MeshOptions(models.peer, sessions, models.f16, text)
+    config = EngineConfig(
+        models.draft, hardware=own, draft_hardware=hardware.of(options.DRAFT), peers=models.peer, history=history,
+        replies=sessions,
+    )  # fmt: skip
     if choice.over_rpc:
         open_over_rpc = part_of("rpc", "opening").open_over_rpc
         with ProgressBar() as loading:
-            return open_over_rpc(file, layers, wanted, config, _notify, loading), None
-    opened = open_mesh(file, layers, wanted, config, _notify)
+            return open_over_rpc(file, layers, config, _notify, loading, text=text), None
+    opened = open_mesh(file, layers, config, _notify, half=models.f16, text=text)
     return opened.pair, opened
 
 
