@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, chain
 
 Floats = npt.NDArray[np.float64]
 
@@ -102,10 +102,6 @@ class Utilisation:
     b: float
     worst: float
 
-    def speed(self, tokens: float) -> float:
-        """Return the FLOP/s of a pass over `tokens` tokens."""
-        return float(self.peak * -np.expm1(-self.b * tokens))
-
 
 def fit_utilisation(tokens: Sequence[int], speeds: Sequence[float]) -> Utilisation:
     """Return the curve with the least sum of squared relative errors. For each b of a grid, with g = 1 - e^(-bt), the
@@ -122,22 +118,21 @@ def fit_utilisation(tokens: Sequence[int], speeds: Sequence[float]) -> Utilisati
 class LayersOnDevice:
     """The layers of a model that a device has, counted from 0: `stored` on its disk (None: any), and `loaded`.
 
-    A device cannot load layers that are not on its disk, and need not load loaded layers. `begins` and `ends` are the
-    layers at which its stage may begin and end, given the pieces on its disk; None: any. `cut`: the pieces that it has
-    of a model's file, from which others have to be cut before they are loaded; None: nothing has to be cut.
+    A device cannot load layers that are not on its disk, and need not load loaded layers. Its stage begins with one of
+    the `pieces` on its disk and ends with one, none of which overlap; None: it may hold any layers. `cut`: the pieces
+    that it has of a model's file, from which others have to be cut before they are loaded; None: nothing has to be cut.
     """
 
     stored: frozenset[int] | None = None
     loaded: frozenset[int] = frozenset()
-    begins: frozenset[int] | None = None
-    ends: frozenset[int] | None = None
+    pieces: tuple[LayerRange, ...] | None = None
     cut: frozenset[LayerRange] | None = None
 
     def takes(self, layers: LayerRange) -> bool:
         """Return whether these layers are there, and can be loaded without their neighbours."""
-        begins = self.begins is None or layers.start in self.begins
-        ends = self.ends is None or layers.last in self.ends
-        return begins and ends and (self.stored is None or self.stored.issuperset(layers))
+        if self.pieces is not None and not chain(self.pieces, layers):
+            return False
+        return self.stored is None or self.stored.issuperset(layers)
 
 
 ANY_LAYERS = LayersOnDevice()

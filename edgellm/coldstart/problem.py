@@ -322,9 +322,9 @@ def restrict_to_stored(task: Task, devices: Sequence[Device]) -> Task:
         load[at, missing] = np.inf
         if loaded or missing:
             alone[at] = load[at].sum()
-        for mask, allowed in ((begins, layers.begins), (ends, layers.ends)):
-            if allowed is not None:
-                mask[at] &= np.isin(np.arange(task.layers), sorted(allowed))
+        if layers.pieces is not None:
+            begins[at] &= _with(frozenset(piece.start for piece in layers.pieces), task.layers)
+            ends[at] &= _with(frozenset(piece.last for piece in layers.pieces), task.layers)
     return replace(task, load=load, alone_load=alone, begins=begins, ends=ends)
 
 

@@ -145,10 +145,8 @@ class LocalDevice:
 
     def describe(self, model: str) -> Device:  # noqa: ARG002 - there is only this one
         own = self._whole.layers
-        layers = LayersOnDevice(own.held, self._cache.warm(own), cut=frozenset(own.cut() if own.cut else ()))
-        if own.pieces is not None:
-            begins, ends = (frozenset(one.start for one in own.pieces), frozenset(one.last for one in own.pieces))
-            layers = replace(layers, begins=begins, ends=ends)
+        cut = frozenset(own.cut() if own.cut else ())
+        layers = LayersOnDevice(own.held, self._cache.warm(own), own.pieces, cut)
         return self._known.updated(layers, float(self._cache.available()), self._cache.unit.name)
 
     def stage_host(self) -> StageHost:

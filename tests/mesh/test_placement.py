@@ -154,8 +154,8 @@ def pieces(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 def holder(name: str, held: list[tuple[int, int]], hop: float) -> Device:
     layers = frozenset(layer for first, last in held for layer in range(first, last + 1))
-    begins, ends = frozenset(first for first, _ in held), frozenset(last for _, last in held)
-    return replace(Device.unmeasured(name, LayersOnDevice(layers, begins=begins, ends=ends)), latency=hop)
+    there = tuple(LayerRange(first, last + 1) for first, last in held)
+    return replace(Device.unmeasured(name, LayersOnDevice(layers, pieces=there)), latency=hop)
 
 
 def in_whole_pieces(held: list[tuple[int, int]], first: int, last: int) -> bool:

@@ -52,12 +52,9 @@ class RemoteDevice:
         layers = {piece.layers for piece in brought} - {piece.layers for piece in known}
         if layers:  # hashes come from this device's own file: only pieces of that very file are used
             reply = run_in_network_loop(self._holds(model, self._own(layers))).result()
-        bounded = bool(reply.begins or reply.ends)  # without either, a stage there may begin and end anywhere
-        found = LayersOnDevice(
-            frozenset(reply.layers), frozenset(reply.warm),
-            frozenset(reply.begins) if bounded else None, frozenset(reply.ends) if bounded else None,
-            frozenset(map(LayerRange, reply.cut[::2], reply.cut[1::2])) if reply.whole else None,
-        )  # fmt: skip
+        pieces = tuple(LayerRange(first, last + 1) for first, last in zip(reply.begins, reply.ends, strict=False))
+        cut = frozenset(map(LayerRange, reply.cut[::2], reply.cut[1::2])) if reply.whole else None
+        found = LayersOnDevice(frozenset(reply.layers), frozenset(reply.warm), pieces or None, cut)
         return self._known.updated(found, float(reply.memory), reply.unit)
 
     def stage_host(self) -> "RemoteStageHost":
