@@ -113,6 +113,10 @@ class StageRecord:
         way = max(0.0, now - sent - took.held) / 2.0
         self.crossing = self.crossing or Crossing(sent + way, now - way, took.computing)
 
+    def forget(self) -> None:
+        """Record the next crossing."""
+        self.crossing = None
+
     @property
     def whole(self) -> bool:
         """Return whether the stage reports that all its layers are loaded."""
@@ -177,7 +181,7 @@ class Pipeline:
     def measure(self) -> None:
         """Have the records keep how the next request with a verdict crosses the stages."""
         for record in self.records:
-            record.crossing = None
+            record.forget()
 
     def close(self) -> None:
         """Release the stages; pending requests fail."""
