@@ -18,7 +18,7 @@ import psutil
 from edgellm import system
 from edgellm.errors import EdgeError, PeerTooNew, PeerTooOld, ProtocolError, TrustUnusable, VerifierUnreachable, size
 from edgellm.mesh import ENGINES, part_of
-from edgellm.rpc.address import Address, ModelAddress
+from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, interfaces, probe_port
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, multicast_error, new_instance
@@ -186,7 +186,7 @@ def examine(*, draft: str = DEFAULT, peers: Sequence[str] = ()) -> Iterator[Find
     """Yield the findings of all checks; this takes some seconds, as it listens to the network. Verifiers should have
     the vocabulary of the model `draft`. The addresses `peers`, HOST:PORT or the URL of a stock server, are checked,
     too. Raise InvalidOption for one that is wrong."""
-    addresses = [ModelAddress.parse(text).address for text in peers if not is_url(text)]
+    addresses = [Address.parse(text.partition("#")[0]) for text in peers if not is_url(text)]
     hosts, vocabulary = chosen_hosts(), ""
     draft = str(resolve_pair(draft, None).draft)
     computes = True

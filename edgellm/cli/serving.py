@@ -27,7 +27,7 @@ from edgellm.llm import LLM
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.mesh_timeline import MeshRecorder
 from edgellm.llm.model_loading import eagle3_named, named
-from edgellm.rpc.address import Address, ModelAddress
+from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.fingerprint import FileHash
@@ -294,8 +294,8 @@ def _say_how_to_use(server: Listener, models: Sequence[str] = ()) -> None:
         hosts, style = _hosts_of(server), "dim"
         lead = f"or{' to choose a model' if models else ', if it is not found'}: edgellm chat --peer"
     for host in hosts:
-        for model in models or ("",):
-            say(f"{lead} {ModelAddress(replace(server.address, host=host), model)}", style=style)
+        for model in [f"#{model}" for model in models] or [""]:
+            say(f"{lead} {replace(server.address, host=host)}{model}", style=style)
 
 
 def _print_report(event: str) -> None:

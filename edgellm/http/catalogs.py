@@ -20,8 +20,9 @@ from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import AUTO, LLM, Named
 from edgellm.llm.abilities import MOST_OF_VERIFIER, drafts_for, other_models
 from edgellm.llm.model_loading import EngineConfig, place_pair
-from edgellm.rpc.address import ModelAddress
+from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.client.verifier_selection import TokenizerFit, fit_of
@@ -144,7 +145,7 @@ class PairedModel:
 
     peer: Peer
     offer: Offer
-    address: ModelAddress
+    address: Address
 
 
 def probe() -> Sequence[ProbeResult]:
@@ -160,13 +161,12 @@ def verifying(results: Sequence[ProbeResult]) -> dict[str, PairedModel]:
     answers = [answer for _, answer in results if not isinstance(answer, EdgeError)]
     for info in sorted(answers, key=lambda info: info.seconds):
         for offer in info.offers if Right.VERIFY in info.rights else ():
-            address = ModelAddress(info.address, offer.model)
-            found.setdefault(offer.model, PairedModel(info.peer, offer, address))
+            found.setdefault(offer.model, PairedModel(info.peer, offer, info.address))
     for peer in (peer for peer, answer in results if isinstance(answer, EdgeError) and peer.addresses):
         if (kept := KeptGreeting.of(peer.id)) is not None and Right.VERIFY in peer.granted:
             told = kept.reply
             offer = Offer(model=told.model[:200], vocabulary=told.vocabulary, tokenizer=told.tokenizer)
-            found.setdefault(offer.model, PairedModel(peer, offer, ModelAddress(peer.addresses[0], offer.model)))
+            found.setdefault(offer.model, PairedModel(peer, offer, peer.addresses[0]))
     return found
 
 
@@ -197,12 +197,12 @@ class PairedOpener:
         """Return the smallest model here with the verifier's tokenizer and at most half its size, if there is one."""
         if self._draft is not None and self._draft.exists():
             return self._draft
-        offer, trust, self._draft = self._model.offer, Trust.load(), None
+        offer, peer, self._draft = self._model.offer, self._model.peer, None
+        where = Endpoint(peer.name, self._model.address, Trust.load(), peer.id, offer.model)
         most = MOST_OF_VERIFIER * offer.size if offer.size and not offer.behind else float("inf")
         for path in [one.path for one in sorted(list_models(), key=lambda one: one.size) if one.size <= most]:
             with suppress(EdgeError), Model.load(path, TEXT_ONLY) as model:
-                where = self._model.address, self._model.peer.id
-                if fit_of(model.vocabulary, trust, *where, offer) is TokenizerFit.SAME:
+                if fit_of(model.vocabulary, where, offer) is TokenizerFit.SAME:
                     self._draft = path
                     break
         return self._draft

@@ -21,7 +21,6 @@ from edgellm.spec.protocols import Elsewhere, Verifier
 from edgellm.storage.model_files import DEFAULT, Named, is_url
 
 if TYPE_CHECKING:
-    from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.services.client.verifier_selection import Chosen
     from edgellm.spec.drafters.translation import TokenTranslation
@@ -254,66 +253,59 @@ def remote_verifier(
             )
         return server, None
     # gRPC is slow to import, too.
-    from edgellm.rpc.address import ModelAddress
-    from edgellm.rpc.trust.trust import trust_for
+    from edgellm.rpc.link import Endpoint
     from edgellm.services.client.verifier_selection import Chosen
 
-    trust: Trust | None
-    if where == AUTO:
-        chosen, trust = _best_peer(config, text)
-    else:
-        chosen = Chosen(ModelAddress.parse(where), None, "")
-        trust = trust_for(chosen.address.address)
-    verifier, its_own = _connected(chosen, text, trust, closing, progress)
+    chosen = _best_peer(config, text) if where == AUTO else Chosen(Endpoint.parse(where), "")
+    verifier, its_own = _connected(chosen, text, closing, progress)
     info = verifier.info
     if info.chat_template:
         (its_own or text).use_chat_template(info.chat_template, info.model)
-    address = str(chosen.address)
+    address = str(chosen.where)
     finding = f"{address} is a gateway to {info.model}, by {info.behind}" if info.behind else ""
     known = Elsewhere(lambda: verifier.info.model_hash, address, verifier.up, info.sampling, finding, (), chosen.reason)
     verifier.locate(known)
     return verifier, its_own
 
 
-def _best_peer(config: EngineConfig, text: Model) -> tuple[Chosen, Trust]:
+def _best_peer(config: EngineConfig, text: Model) -> Chosen:
     """Return the best of the paired devices' verifiers for drafts in the vocabulary of `text`."""
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier
 
-    trust = Trust.load()
     wakes = None  # Without a draft model the verifier is needed at once, and the default one is left out if unlike it.
     if named(config.draft) is not None:
         wakes = TokenizerFit.SAME if config.draft == DEFAULT else TokenizerFit.TRANSLATED
-    return choose_verifier(trust, text.vocabulary, config.peers, wakes=wakes), trust
+    return choose_verifier(Trust.load(), text.vocabulary, config.peers, wakes=wakes)
 
 
 def _connected(
-    chosen: Chosen, text: Model, trust: Trust | None, closing: ExitStack, progress: Progress | None
+    chosen: Chosen, text: Model, closing: ExitStack, progress: Progress | None
 ) -> tuple[RemoteVerifier, Model | None]:
     """Return the connected verifier, and its tokenizer if that differs from `text`'s; `closing` owns both."""
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.services.client.verifier_selection import forget_tokenizer, open_tokenizer, unusable
 
-    address, device = chosen.address, chosen.device
+    where = chosen.where
 
     def on_wait(doing: str) -> None:
         if progress is not None:
-            progress(f"the verifier at {address}, which is {doing}", 0.0)
+            progress(f"the verifier at {where}, which is {doing}", 0.0)
 
     its_own: Model | None = None
-    connect = partial(RemoteVerifier, address, trust=trust, device=device, on_wait=on_wait, asleep=chosen.asleep)
+    connect = partial(RemoteVerifier, where, on_wait=on_wait, asleep=chosen.asleep)
     try:
         verifier = connect(vocabulary=text.vocabulary)
     except VocabularyMismatch as mismatch:
         if not (sha256 := mismatch.tokenizer):
             raise
-        on_progress = partial(progress, f"the tokenizer of {address}") if progress else None
-        its_own = open_tokenizer(address, sha256, trust=trust, device=device, progress=on_progress)
+        on_progress = partial(progress, f"the tokenizer of {where}") if progress else None
+        its_own = open_tokenizer(where, sha256, progress=on_progress)
         closing.callback(its_own.close)
         try:
             verifier = connect(vocabulary=its_own.vocabulary)
         except VocabularyMismatch as other:
             forget_tokenizer(sha256)
-            raise unusable(address, f"it is not that of its model. {other.what}") from None
+            raise unusable(where, f"it is not that of its model. {other.what}") from None
     closing.callback(verifier.close)
     return verifier, its_own

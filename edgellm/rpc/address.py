@@ -62,23 +62,6 @@ class Address:
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class ModelAddress:
-    """The address of a verifier, and the model that is wanted there; "": its only model."""
-
-    address: Address
-    model: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.address}#{self.model}" if self.model else str(self.address)
-
-    @classmethod
-    def parse(cls, text: str) -> "ModelAddress":
-        """Parse HOST:PORT[#MODEL]. Raise InvalidOption if what comes before the # is not an address."""
-        where, _, model = text.strip().partition("#")
-        return cls(Address.parse(where), model)
-
-
 def is_ip(host: str) -> bool:
     """Return whether a host is an IP address, without a zone."""
     try:

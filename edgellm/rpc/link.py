@@ -48,20 +48,26 @@ WORKER_TIMING = Timing(silent_beats=12, stall=60.0)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A device's address, and how to connect: with `trust` by mutual TLS, only to `device` if that is known."""
+    """A device's address, and how to connect: with `trust` by mutual TLS, only to `device` if that is known. `model` is
+    the one that is wanted of a verifier; "": its only one."""
 
     name: str
     address: Address
     trust: Trust | None = None
     device: DeviceID | None = None
+    model: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.address}#{self.model}" if self.model else str(self.address)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the endpoint at [NAME=]HOST:PORT, which is named by its address if no name is given. Raises
+        """Return the endpoint at [NAME=]HOST:PORT[#MODEL], which is named by its address if no name is given. Raises
         InvalidOption: there is no valid address; TrustUnusable: as `trust_for`."""
-        name, _, place = text.rpartition("=")
+        where, _, model = text.partition("#")
+        name, _, place = where.rpartition("=")
         address = Address.parse(place)
-        return cls(name.strip() or str(address), address, trust_for(address))
+        return cls(name.strip() or str(address), address, trust_for(address), model=model.strip())
 
     async def connect(self) -> grpc.aio.Channel:
         """Return an open channel; the caller closes it."""

@@ -23,6 +23,8 @@ from typing import Any
 from edgellm.engine import Vocabulary
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EdgeError
+from edgellm.rpc.address import Address
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.listener import Listening
@@ -78,10 +80,10 @@ class VerifierProcess:
 
     def connect(self, vocabulary: Vocabulary, trust: Trust | None = None, port: int | None = None) -> RemoteVerifier:
         """Return a device's connection to it once it is up, through a relay's `port` if given."""
-        end = time.monotonic() + 60
+        where, end = Endpoint("", Address("127.0.0.1", port or self.port), trust), time.monotonic() + 60
         while True:
             try:
-                return RemoteVerifier(f"127.0.0.1:{port or self.port}", vocabulary, trust=trust)
+                return RemoteVerifier(where, vocabulary)
             except EdgeError:
                 if time.monotonic() > end:
                     raise

@@ -24,7 +24,7 @@ from edgellm.rpc.discovery.interfaces import NetworkCard
 from edgellm.rpc.discovery.mdns import ServiceKind, announce
 from edgellm.rpc.discovery.peer_probe import announced_addresses
 from edgellm.rpc.layers import method
-from edgellm.rpc.link import Timing
+from edgellm.rpc.link import Endpoint, Timing
 from edgellm.rpc.trust import handshake
 from edgellm.rpc.trust.handshake import NothingListens, connect_authenticated
 from edgellm.rpc.trust.trust import Right, Trust, trust_for
@@ -55,7 +55,7 @@ def server(exact: Model, host: Trust, guest: Trust, events: list[str]) -> Iterat
 
 @pytest.fixture
 def remote(server: VerifierServer, guest: Trust) -> Iterator[RemoteVerifier]:
-    verifier = RemoteVerifier(server.address, server.model.vocabulary, trust=guest, timing=SLOW)
+    verifier = RemoteVerifier(Endpoint("", server.address, guest), server.model.vocabulary, timing=SLOW)
     yield verifier
     verifier.close()
 
@@ -86,7 +86,7 @@ def test_when_trust_ends_a_reply_ends_in_the_middle(
     assert not session.ready()
     assert any(event.startswith("Refused") for event in events) is bool(says)
     with pytest.raises(then):
-        RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
+        RemoteVerifier(Endpoint("", server.address, guest), server.model.vocabulary)
 
 
 def test_a_verifier_that_has_moved_is_found_where_it_announces_itself(
@@ -107,7 +107,7 @@ def test_a_verifier_that_has_moved_is_found_where_it_announces_itself(
     made = [VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, trust=host) for _ in range(2)]
     with made[1] as moved:
         with made[0] as first:
-            remote = RemoteVerifier(first.address, exact.vocabulary, trust=guest, timing=SLOW)
+            remote = RemoteVerifier(Endpoint("", first.address, guest), exact.vocabulary, timing=SLOW)
             session = remote.open(GenerationState())
             before = session.submit(prompt, Chunk()).result()
         for _ in range(100):  # replies in a hurry
@@ -128,7 +128,7 @@ def test_a_device_that_sleeps_is_woken_once_and_the_draft_model_begins(
     monkeypatch.setattr(interfaces, "own_cards", lambda: {here: "127.0.0.1"})
     monkeypatch.setattr(handshake, "own_cards", lambda: [NetworkCard.parse("02:00:5e:10:00:01 10.0.0.0/24"), desk])
     with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, trust=host) as server:
-        RemoteVerifier(server.address, exact.vocabulary, trust=guest).close()
+        RemoteVerifier(Endpoint("", server.address, guest), exact.vocabulary).close()
     for wakes, error in ((False, VerifierUnreachable), (True, NothingListens), (True, VerifierUnreachable)):
         answer = guest.peers.wake(host.identity.id, wakes), error("No answer.", "Wait.")
         monkeypatch.setattr(verifier_selection, "probe_peers", lambda *_, answer=answer: [answer])
@@ -139,10 +139,10 @@ def test_a_device_that_sleeps_is_woken_once_and_the_draft_model_begins(
         card.bind(("127.255.255.255", 0))
         card.setblocking(False)
         monkeypatch.setattr(interfaces, "WAKE_PORT", card.getsockname()[1])
-        remote = RemoteVerifier(asleep.address, exact.vocabulary, trust=guest, device=asleep.device, asleep=True)
+        remote = RemoteVerifier(asleep.where, exact.vocabulary, asleep=True)
         session = remote.open(GenerationState())
         assert (session.ready(), remote.info.model) == (False, exact.path.stem)
-        with VerifierServer(exact, asleep.address.address, sessions=1, threads=1, trust=host):
+        with VerifierServer(exact, asleep.where.address, sessions=1, threads=1, trust=host):
             until(session.ready)
             assert len(session.submit(prompt, Chunk()).result().tokens)
         remote.close()

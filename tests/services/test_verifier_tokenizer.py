@@ -12,8 +12,9 @@ import pytest
 from edgellm.engine import Model, ModelFile, Vocabulary
 from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.errors import ProtocolError, VerifierUnreachable, VocabularyMismatch
-from edgellm.rpc.address import Address, ModelAddress
+from edgellm.rpc.address import Address
 from edgellm.rpc.channel import TOKENIZER
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client import verifier_selection
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -24,7 +25,7 @@ from tests.services.conftest import ANYWHERE
 from tests.services.scripted import scripted
 from tests.services.test_verifier_client import different
 
-NOWHERE = ModelAddress(Address("127.0.0.1", 1))
+NOWHERE = Endpoint("", Address("127.0.0.1", 1))
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def parts(data: bytes, size: int = 2**16) -> Callable[[int], pb.TokenizerPart]:
 
 def test_it_is_fetched_once_and_kept_by_its_hash(server: VerifierServer, whole: bytes, folder: Path) -> None:
     shares: list[float] = []
-    where = ModelAddress(server.address)
+    where = Endpoint("", server.address)
     with open_tokenizer(where, sha256(whole), progress=shares.append) as model:
         assert model.vocabulary == server.model.vocabulary
         assert model.chat_template_source == server.model.chat_template_source
@@ -93,7 +94,7 @@ def test_a_mismatch_says_whether_the_tokenizer_is_sent(server: VerifierServer, e
 def _refused(vocabulary: Vocabulary, folder: Path, sent: bytes, said: str, announced: bytes | None = None) -> None:
     """Check that a tokenizer that a verifier sends is refused, and that nothing of it is kept."""
     with scripted(vocabulary, tokenizer=parts(sent)) as address, pytest.raises(ProtocolError, match=said):
-        open_tokenizer(ModelAddress(address), sha256(sent if announced is None else announced))
+        open_tokenizer(Endpoint("", address), sha256(sent if announced is None else announced))
     assert kept(folder) == []
 
 
@@ -123,14 +124,14 @@ def test_what_does_not_end_is_not_read_for_ever(
 
     said = f"more than {len(whole) - 1} bytes" if data else "a part of it is empty"
     with scripted(vocabulary, tokenizer=endless) as address, pytest.raises(ProtocolError, match=said):
-        open_tokenizer(ModelAddress(address), sha256(whole))
+        open_tokenizer(Endpoint("", address), sha256(whole))
     assert sent == 1
     assert kept(folder) == []
 
 
 def test_one_that_does_not_come_is_said(vocabulary: Vocabulary, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted(vocabulary) as address, pytest.raises(VerifierUnreachable, match="does not send its tokenizer"):
-        open_tokenizer(ModelAddress(address), "00" * 32)
+        open_tokenizer(Endpoint("", address), "00" * 32)
     monkeypatch.setattr(verifier_selection, "READ_TIMEOUT_SECONDS", 0.2)
     given_up = threading.Event()
 
@@ -140,13 +141,13 @@ def test_one_that_does_not_come_is_said(vocabulary: Vocabulary, folder: Path, mo
 
     with scripted(vocabulary, tokenizer=silent) as address:
         with pytest.raises(VerifierUnreachable, match="does not send its tokenizer"):
-            open_tokenizer(ModelAddress(address), "00" * 32)
+            open_tokenizer(Endpoint("", address), "00" * 32)
         given_up.set()
     assert kept(folder) == []
 
 
 def test_a_damaged_copy_is_fetched_again(server: VerifierServer, whole: bytes, folder: Path) -> None:
-    where = ModelAddress(server.address)
+    where = Endpoint("", server.address)
     open_tokenizer(where, sha256(whole)).close()
     path = folder / f"{sha256(whole)}.gguf"
     path.write_bytes(whole[:500])
@@ -166,7 +167,7 @@ def test_the_least_recently_used_ones_make_room(
         other.write_bytes(bytes(1000))
         os.utime(other, (1e9 - age, 1e9 - age))
     monkeypatch.setattr(verifier_selection, "MOST_KEPT", len(whole) + 1500)
-    open_tokenizer(ModelAddress(server.address), sha256(whole)).close()
+    open_tokenizer(Endpoint("", server.address), sha256(whole)).close()
     assert kept(folder) == sorted((f"{sha256(whole)}.gguf", "new.gguf"))
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.llm import LLM
-from edgellm.rpc.address import Address, ModelAddress
-from edgellm.rpc.link import Timing
+from edgellm.rpc.address import Address
+from edgellm.rpc.link import Endpoint, Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer
 from edgellm.spec.protocols import Elsewhere
@@ -123,7 +123,7 @@ class House:
 
 def drafting(closing: ExitStack, draft: Model, gateway: GatewayServer, name: str = "") -> LLM:
     """Return a device that drafts for the model of that name behind a gateway."""
-    remote = RemoteVerifier(ModelAddress(gateway.address, name), draft.vocabulary, timing=DEVICE)
+    remote = RemoteVerifier(Endpoint("", gateway.address, model=name), draft.vocabulary, timing=DEVICE)
     closing.callback(remote.close)
     remote.elsewhere, remote.extra = Elsewhere(lambda: remote.info.model_hash), 0  # many rounds
     return LLM(draft, draft, remote, history=False)

@@ -14,7 +14,6 @@ from edgellm.engine import Model
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelNotFound, VocabularyMismatch
 from edgellm.llm import LLM
-from edgellm.rpc.address import ModelAddress
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import choose_verifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
@@ -158,13 +157,13 @@ def test_the_best_paired_verifier_is_one_of_several_models(
     for name, path in drafts.items():
         with Model.load(path, TEXT_ONLY) as text:
             chosen = choose_verifier(guest, text.vocabulary, [str(address)], hosts=[])
-            assert chosen.address == ModelAddress(address, name)
-            remote = RemoteVerifier(chosen.address, text.vocabulary, trust=guest, device=chosen.device)
+            assert str(chosen.where) == f"{address}#{name}"
+            remote = RemoteVerifier(chosen.where, text.vocabulary)
             assert remote.capabilities.name == name
             remote.close()
     with Model.load(drafts[ONE], TEXT_ONLY) as text:
         other = choose_verifier(guest, text.vocabulary, [f"{address}#{OTHER}"], hosts=[])
-    assert other.address == ModelAddress(address, OTHER)
+    assert str(other.where) == f"{address}#{OTHER}"
     assert ", with another tokenizer" in other.reason
 
 

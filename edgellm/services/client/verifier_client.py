@@ -16,16 +16,15 @@ import grpc.aio
 
 from edgellm import errors
 from edgellm.engine import Vocabulary, common_prefix
-from edgellm.rpc.address import Address, ModelAddress
+from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import listening, send_magic_packets
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, announced_addresses
-from edgellm.rpc.link import ServiceLink, Timing
+from edgellm.rpc.link import Endpoint, ServiceLink, Timing
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import parse_message
 from edgellm.rpc.trust.handshake import RECHECK_SECONDS, connect_authenticated
-from edgellm.rpc.trust.identity import DeviceID
-from edgellm.rpc.trust.trust import Peer, Trust
+from edgellm.rpc.trust.trust import Peer
 from edgellm.services import verification_codec as codec
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, begun
 from edgellm.spec.types import NO_IDS, Ids, Verdict
@@ -94,22 +93,19 @@ class RemoteVerifier(Verifier):
     extra = EXTRA_TOKENS
 
     def __init__(
-        self, address: str | Address | ModelAddress, vocabulary: Vocabulary, *, timing: Timing = Timing(),
-        trust: Trust | None = None, device: DeviceID | None = None, on_wait: OnWait = lambda _doing: None,
-        asleep: bool = False,
+        self, where: Endpoint | Address | str, vocabulary: Vocabulary, *, timing: Timing = Timing(),
+        on_wait: OnWait = lambda _doing: None, asleep: bool = False,
     ) -> None:  # fmt: skip
-        """Connect to `HOST:PORT[#MODEL]`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a
-        paired device, or to the given `device` only. Without a model, the verifier must have a single one. A verifier
-        that is not ready yet is waited for: `on_wait` is called, from another thread, with its progress, such as
-        "loading a.gguf". A `device` that is `asleep` is woken up, and is known from its kept greeting until it answers.
-        Raises InvalidOption: not an address; PairingRequired: the address leaves this machine, and
-        there is no trust, or no device is paired; NotPaired, NotPermitted, IdentityClash: it is not a device that
-        trusts this one, and is trusted; VerifierUnreachable: there is no answer; VocabularyMismatch, ProtocolError: the
-        two do not fit; ModelNotFound: there is no such model, or none is named and there are several."""
-        where = address if isinstance(address, ModelAddress) else ModelAddress.parse(str(address))
-        self._address = where.address if trust is not None else where.address.require_loopback()
-        self.model, self.timing = where.model, timing
-        self._trust, self._device, self.vocabulary = trust, device, vocabulary
+        """Connect to an endpoint, or one as `Endpoint.parse` takes it, for a draft model with this `vocabulary`.
+        Without a model, the verifier must have a single one. A verifier that is not ready yet is waited for: `on_wait`
+        is called, from another thread, with its progress, such as "loading a.gguf". A device that is `asleep` is woken
+        up, and is known from its kept greeting until it answers. Raises InvalidOption: not an address; PairingRequired:
+        the address leaves this machine, and there is no trust, or no device is paired; NotPaired, NotPermitted,
+        IdentityClash: it is not a device that trusts this one, and is trusted; VerifierUnreachable: there is no answer;
+        VocabularyMismatch, ProtocolError: the two do not fit; ModelNotFound: there is no such model, or none is named
+        and there are several."""
+        self.where = where if isinstance(where, Endpoint) else Endpoint.parse(str(where))
+        self.timing, self.vocabulary = timing, vocabulary
         self.patience = VerdictDeadline(timing.least)
         self.retry = RetryDelay(timing.retry, timing.retry_most)
         self.channel: grpc.aio.Channel | None = None
@@ -117,8 +113,9 @@ class RemoteVerifier(Verifier):
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed, self._woken = False, False  # woken: a device is woken up once in each absence
         self._hurry = asyncio.Event()  # a reply wants the verifier, which is away
+        device = self.where.device
         if asleep and device is not None and (kept := codec.KeptGreeting.of(device)) is not None:
-            self.info = codec.described(kept.reply, vocabulary, str(self._address))
+            self.info = codec.described(kept.reply, vocabulary, str(self.where.address))
             self.post(self.loop_wake)
             self.post(lambda: self.loop_task(self._reconnect()))
             return
@@ -130,7 +127,7 @@ class RemoteVerifier(Verifier):
             self.close()
             raise
         if self.info.behind:  # a gateway may get further models: this one is meant from now on
-            self.model = self.info.model
+            self.where = replace(self.where, model=self.info.model)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -174,7 +171,7 @@ class RemoteVerifier(Verifier):
     def loop_lost(self, channel: grpc.aio.Channel) -> None:
         """Reconnect after a loss; close `channel` after a grace in which other sessions may get their verdicts."""
         if channel is self.channel:
-            _log.warning("lost the connection to the verifier at %s", self._address)
+            _log.warning("lost the connection to the verifier at %s", self.where.address)
             self.channel = None
             self.loop_task(channel.close(_CLOSE_GRACE_SECONDS))
             self.loop_task(self._reconnect())
@@ -188,11 +185,12 @@ class RemoteVerifier(Verifier):
                 _log.info("sent %s, to wake up %s", sent, peer.name)
 
     async def _connect(self, on_wait: OnWait = lambda _doing: None) -> codec.VerifierInfo:
-        if self._trust is None:
-            channel = open_channel(self._address)
+        where = self.where
+        if where.trust is None:
+            channel = open_channel(where.address)
         else:
-            channel, found = await connect_authenticated(self._address, self._trust, self._device, self.timing.hello)
-            self._device = found.peer.id  # from now on, the same device has to answer
+            channel, found = await connect_authenticated(where.address, where.trust, where.device, self.timing.hello)
+            self.where = where = replace(where, device=found.peer.id)  # from now on, the same device has to answer
         try:
             info = await self._greeted(channel, on_wait)
         except grpc.aio.AioRpcError as error:
@@ -201,16 +199,17 @@ class RemoteVerifier(Verifier):
         except BaseException:
             await channel.close(None)
             raise
-        if self._device is not None:
-            await asyncio.to_thread(codec.KeptGreeting(self.model, info.greeting).keep, self._device)
+        if where.device is not None:
+            await asyncio.to_thread(codec.KeptGreeting(where.model, info.greeting).keep, where.device)
         self.channel, self._woken = channel, False
-        _log.info("connected to the verifier at %s: %s", self._address, info.model)
+        _log.info("connected to the verifier at %s: %s", where.address, info.model)
         self.loop_task(self._watch(channel))
         return info
 
     async def _greeted(self, channel: grpc.aio.Channel, on_wait: OnWait) -> codec.VerifierInfo:
         """Return the verifier's description, once it can verify."""
-        greeted = partial(codec.greet, channel, self.vocabulary, where=str(self._address), model=self.model)
+        address, model = str(self.where.address), self.where.model
+        greeted = partial(codec.greet, channel, self.vocabulary, where=address, model=model)
         while True:
             try:
                 return await greeted(self.timing.hello)
@@ -224,7 +223,8 @@ class RemoteVerifier(Verifier):
         """Notice the end of a connection, also while no session is open; and end that to a verifier that is no longer
         paired with this device."""
         ended = asyncio.ensure_future(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
-        while not (await asyncio.wait({ended}, timeout=RECHECK_SECONDS))[0] and (self._trust is None or self._peer()):
+        plain = self.where.trust is None
+        while not (await asyncio.wait({ended}, timeout=RECHECK_SECONDS))[0] and (plain or self._peer()):
             pass
         if not ended.done():
             ended.cancel()
@@ -232,7 +232,7 @@ class RemoteVerifier(Verifier):
         self.loop_lost(channel)
 
     def _unreachable(self, error: grpc.aio.AioRpcError) -> errors.EdgeError:
-        where = self._address
+        where = self.where.address
         match error.code():
             case grpc.StatusCode.PERMISSION_DENIED:
                 why = error.details() or "Ask the device's owner for the right."
@@ -261,7 +261,7 @@ class RemoteVerifier(Verifier):
             await asyncio.sleep(min(self.retry.next(), _RECONNECT_SECONDS))
             peer = self._peer()
             pause = max(BROWSE_SECONDS if peer else _RECONNECT_SECONDS, min(_LONGEST_PAUSE, _PAUSE_SHARE * away))
-            known = dict.fromkeys([self._address, *(peer.addresses if peer else ())])
+            known = dict.fromkeys([self.where.address, *(peer.addresses if peer else ())])
             if peer and (announced is None or announced.done()):
                 announced = asyncio.ensure_future(self._announced(peer, pause))
             looks: list[Coroutine[Any, Any, list[Address] | None]] = [listening([one]) for one in known]
@@ -287,12 +287,12 @@ class RemoteVerifier(Verifier):
 
     async def _try(self, address: Address) -> None:
         """Connect to the verifier where it is at this address."""
-        before, self._address = self._address, address
+        before, self.where = self.where, replace(self.where, address=address)
         try:
             self.info = await self._connect()
         except errors.EdgeError as error:
             _log.debug("not yet: %s", error.what)
-            self._address = before
+            self.where = before
 
     async def _announced(self, peer: Peer, seconds: float) -> list[Address]:
         """Return the addresses where a paired verifier announces itself within `seconds`, and where something listens.
@@ -304,7 +304,8 @@ class RemoteVerifier(Verifier):
     def _peer(self) -> Peer | None:
         """Return the verifier as a paired device. Without a readable list there is none."""
         with suppress(errors.TrustUnusable):
-            return None if self._trust is None or self._device is None else self._trust.peers.get(self._device)
+            trust, device = self.where.trust, self.where.device
+            return None if trust is None or device is None else trust.peers.get(device)
         return None
 
 
@@ -347,7 +348,7 @@ class Stream:
             self._model = verifier.info.model_hash
             held, link = NO_IDS, ServiceLink(SESSION, verifier.timing)
             vocabulary = verifier.vocabulary.fingerprint  # the verifier's own, too: `greet` has compared them
-            link.send(asked.sent(codec.write_open(asked.request.sampling, vocabulary, verifier.model)))
+            link.send(asked.sent(codec.write_open(asked.request.sampling, vocabulary, verifier.where.model)))
             self._link = link
             verifier.loop_task(self._live(link, channel))
         self._asked, self._sent, self._beats = asked, monotonic(), 0

@@ -17,7 +17,7 @@ from edgellm import errors
 from edgellm.engine import Model, Vocabulary
 from edgellm.engine.gguf.writer import MAX_TOKENIZER
 from edgellm.engine.model import load_tokenizer
-from edgellm.rpc.address import Address, ModelAddress
+from edgellm.rpc.address import Address
 from edgellm.rpc.channel import READ_TIMEOUT_SECONDS, TOKENIZER, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts, shared_networks
 from edgellm.rpc.discovery.peer_probe import probe_address, probe_peers
@@ -26,7 +26,6 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import parse_message
 from edgellm.rpc.protos.trust_pb2 import Offer
 from edgellm.rpc.trust.handshake import NothingListens, PeerInfo
-from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.verification_codec import KeptGreeting, printable
 from edgellm.state import keep_recent, write_state
@@ -44,11 +43,11 @@ class TokenizerFit(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A model of a paired device that can verify. Its address has its name only if the device has several."""
+    """A model of a paired device that can verify, `where` it is named only if the device has several."""
 
     info: PeerInfo
     offer: Offer
-    address: ModelAddress
+    where: Endpoint
     fit: TokenizerFit
 
     @property
@@ -64,11 +63,10 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The address, model and device that verify drafts, and the reason in a sentence or two. The device may be
-    `asleep`: then the draft model begins alone, while it is woken up."""
+    """The device and model that verify drafts, and the reason in a sentence or two. The device may be `asleep`: then
+    the draft model begins alone, while it is woken up."""
 
-    address: ModelAddress
-    device: DeviceID | None
+    where: Endpoint
     reason: str
     asleep: bool = False
 
@@ -102,7 +100,7 @@ def choose_verifier(
             if len(named) == 1:
                 raise
             asked.append((name, model, error))
-    asleep = [one for peer, model in peers if wakes and (one := _sleeper(peer, ours.fingerprint, model, wakes))]
+    asleep = [one for peer, model in peers if wakes and (one := _sleeper(trust, peer, ours.fingerprint, model, wakes))]
     near = () if asleep else chosen_hosts() if hosts is None else hosts  # A sleeper is looked for meanwhile.
     answers = probe_peers(trust, [peer for peer, _ in peers], near) if peers else []
     asked += [(peer.name, model, answer) for (peer, answer), (_, model) in zip(answers, peers, strict=True)]
@@ -111,7 +109,7 @@ def choose_verifier(
     unsuitable = [why for why in found if isinstance(why, str)]
     silent = (one for one in answers if isinstance(one[1], errors.VerifierUnreachable))
     off = {peer.id for peer, answer in silent if not isinstance(answer, NothingListens)}
-    if not suitable and (woken := next((one for one in asleep if one.device in off), None)):
+    if not suitable and (woken := next((one for one in asleep if one.where.device in off), None)):
         return woken
     if not suitable:
         raise errors.VerifierUnreachable(
@@ -123,22 +121,22 @@ def choose_verifier(
     best = chosen.info
     rest = "; ".join([*(f"{other.info.peer.name}: {other}" for other in others), *unsuitable])
     reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {chosen}."
-    return Chosen(chosen.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
+    return Chosen(chosen.where, f"{reason} Not taken: {rest}." if rest else reason)
 
 
-def _sleeper(peer: Peer, vocabulary: str, wanted: str, least: TokenizerFit) -> Chosen | None:
+def _sleeper(trust: Trust, peer: Peer, vocabulary: str, wanted: str, least: TokenizerFit) -> Chosen | None:
     """Return the verifier of a device that can be woken up, of the `least` fit; of the `wanted` model if one is
     named."""
     kept = KeptGreeting.of(peer.id)
     if kept is None or not (peer.wakes and peer.addresses and shared_networks(peer.cards)):
         return None
-    reply, address = kept.reply, ModelAddress(peer.addresses[0], kept.asked)
+    reply, where = kept.reply, Endpoint(peer.name, peer.addresses[0], trust, peer.id, kept.asked)
     other = TokenizerFit.TRANSLATED if reply.tokenizer else TokenizerFit.NONE
     fit = TokenizerFit.SAME if vocabulary == reply.vocabulary.hex() else other
     if fit < least or wanted not in ("", kept.asked, reply.model):
         return None
     reason = f"{peer.name} ({peer.id.short}) does not answer, and is woken up to verify: {reply.model}."
-    return Chosen(address, peer.id, f"{reason} Until then the draft model writes alone.", asleep=True)
+    return Chosen(where, f"{reason} Until then the draft model writes alone.", asleep=True)
 
 
 def _candidates(
@@ -158,8 +156,8 @@ def _candidates(
     same = [one for one in offers if one.vocabulary.hex() == ours.fingerprint]
     found = []
     for one in same or offers:
-        where = ModelAddress(answer.address, one.model if len(answer.offers) > 1 else "")
-        if fit := fit_of(ours, trust, where, answer.peer.id, one):
+        where = Endpoint(name, answer.address, trust, answer.peer.id, one.model if len(answer.offers) > 1 else "")
+        if fit := fit_of(ours, where, one):
             found.append(_Candidate(answer, one, where, fit))
     return found or [f"{name} serves {_names(offers)}, which has a different tokenizer, and does not send it"]
 
@@ -174,14 +172,14 @@ def _address(name: str) -> Address | None:
     return None
 
 
-def fit_of(ours: Vocabulary, trust: Trust, address: ModelAddress, device: DeviceID, offer: Offer) -> TokenizerFit:
+def fit_of(ours: Vocabulary, where: Endpoint, offer: Offer) -> TokenizerFit:
     """Return how the tokenizer of a paired device's verifier fits this vocabulary; it is fetched where they differ, and
     may do so in unused tokens only."""
     if offer.vocabulary.hex() == ours.fingerprint:
         return TokenizerFit.SAME
     sha256 = offer.tokenizer.hex()
     if sha256:
-        with suppress(errors.EdgeError), open_tokenizer(address, sha256, trust=trust, device=device) as theirs:
+        with suppress(errors.EdgeError), open_tokenizer(where, sha256) as theirs:
             return TokenizerFit.SAME if ours.different(theirs.vocabulary) is None else TokenizerFit.TRANSLATED
     return TokenizerFit.NONE
 
@@ -192,23 +190,19 @@ MOST_KEPT = 256 * 2**20
 OnProgress = Callable[[float], None]
 
 
-def open_tokenizer(
-    where: ModelAddress, sha256: str, *, trust: Trust | None = None, device: DeviceID | None = None,
-    progress: OnProgress | None = None,
-) -> Model:  # fmt: skip
+def open_tokenizer(where: Endpoint, sha256: str, *, progress: OnProgress | None = None) -> Model:
     """Return the tokenizer with this hash (hex) of the verifier at `where`, as a model without weights; it is fetched
-    unless it is kept already. With `trust`, the connection uses mutual TLS to a paired device, or to the given `device`
-    only. `progress` is called with the share that has come. Raises ProtocolError: the verifier sends another tokenizer,
-    which is not kept; VerifierUnreachable, NotPermitted: it sends nothing; NotPaired, PairingRequired, IdentityClash:
-    it is not a device that trusts this one, and is trusted; InvalidOption: there is no room to keep it; EngineFailed:
-    its trial in a child process could not be made."""
+    unless it is kept already. `progress` is called with the share that has come. Raises ProtocolError: the verifier
+    sends another tokenizer, which is not kept; VerifierUnreachable, NotPermitted: it sends nothing; NotPaired,
+    PairingRequired, IdentityClash: it is not a device that trusts this one, and is trusted; InvalidOption: there is no
+    room to keep it; EngineFailed: its trial in a child process could not be made."""
     path = _kept(sha256)
     if path.exists():
         with suppress(errors.ModelCorrupt, errors.ModelUnsupported):  # it is damaged, and fetched again
             model = load_tokenizer(path)
             os.utime(path)
             return model
-    data = run_in_network_loop(_fetch(where, trust, device, progress)).result()
+    data = run_in_network_loop(_fetch(where, progress)).result()
     if hashlib.sha256(data).hexdigest() != sha256:
         raise unusable(where, "it is not the one that was announced")
     try:
@@ -234,7 +228,7 @@ def _kept(sha256: str) -> Path:
     return cache_dir() / "tokenizers" / f"{sha256}.gguf"
 
 
-def unusable(where: ModelAddress, why: str) -> errors.ProtocolError:
+def unusable(where: Endpoint, why: str) -> errors.ProtocolError:
     """Return the error for a tokenizer that differs from its verifier's claim; `why` is a clause."""
     return errors.ProtocolError(
         f"The tokenizer that the verifier at {where} sends cannot be used: {why.rstrip('.')}.",
@@ -242,12 +236,10 @@ def unusable(where: ModelAddress, why: str) -> errors.ProtocolError:
     )
 
 
-async def _fetch(
-    where: ModelAddress, trust: Trust | None, device: DeviceID | None, progress: OnProgress | None
-) -> bytes:
+async def _fetch(where: Endpoint, progress: OnProgress | None) -> bytes:
     """Return the tokenizer that the verifier sends, at most `MAX_TOKENIZER` bytes."""
     data, size = bytearray(), 1
-    async with await Endpoint(str(where), where.address, trust, device).connect() as channel:
+    async with await where.connect() as channel:
         call = channel.unary_unary(TOKENIZER, pb.TokenizerRequest.SerializeToString, bytes)
         while len(data) < size:
             request = pb.TokenizerRequest(model=where.model, offset=len(data))
@@ -266,7 +258,7 @@ async def _fetch(
     return bytes(data)
 
 
-def _refused(where: ModelAddress, error: grpc.aio.AioRpcError) -> errors.EdgeError:
+def _refused(where: Endpoint, error: grpc.aio.AioRpcError) -> errors.EdgeError:
     why = printable(error.details() or error.code().name)
     if error.code() is grpc.StatusCode.PERMISSION_DENIED:
         return errors.NotPermitted(f"The verifier at {where} refuses.", why)
