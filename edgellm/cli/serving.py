@@ -248,7 +248,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
         server.watch(open_model, open_late)
         say_how()
         if http is not None:
-            http.metrics.add(lambda: families(server.models, len(server.away)))
+            http.metrics.add(lambda: families(server.models, len(server.opening.away)))
             print_urls(http)
         with _announcing(server, link), closing(server):
             _until_stopped([http, server])

@@ -18,7 +18,9 @@ import numpy as np
 from edgellm.engine import Vocabulary
 from edgellm.engine.grammar.json_schema import MAX_SCHEMA
 from edgellm.errors import SAME_VERSION, ContextFull, InvalidOption, ProtocolError, VocabularyMismatch
+from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO, MAX_CHUNK, MAX_EXTRA
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import MAX_GREETING, PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.identity import DeviceID
@@ -238,20 +240,17 @@ class VerifierInfo:
         return self.capabilities.name
 
 
-async def greet(
-    channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str, model: str = ""
-) -> VerifierInfo:
-    """Return the description of the verifier at the address `where`, which has `seconds` for each of its answers: of
-    its `model` of that name, "" being its only one. Raises VocabularyMismatch, ProtocolError: the two do not fit;
-    ModelNotFound: it has no such model; grpc.aio.AioRpcError: there is no answer."""
-    said = pb.HelloRequest(protocol=PROTOCOL, model=model)
+async def greet(channel: grpc.aio.Channel, ours: Vocabulary, where: Endpoint, seconds: float) -> VerifierInfo:
+    """Return the description of the verifier at `where`, which has `seconds` for its answer. Raises VocabularyMismatch,
+    ProtocolError: the two do not fit; ModelNotFound: it has no such model; grpc.aio.AioRpcError: there is no answer."""
+    said = pb.HelloRequest(protocol=PROTOCOL, model=where.model)
     data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
     reply = parse_message(pb.HelloReply, data, MAX_GREETING)
     check_version(reply.protocol, "the verifier")
-    return described(reply, ours, where)
+    return described(reply, ours, where.address)
 
 
-def described(reply: pb.HelloReply, ours: Vocabulary, where: str) -> VerifierInfo:
+def described(reply: pb.HelloReply, ours: Vocabulary, where: Address) -> VerifierInfo:
     """Return the description in the greeting of the verifier at `where`. Raise VocabularyMismatch and ProtocolError."""
     for name, digest in (("model", reply.model_hash), ("tokenizer", reply.tokenizer)):
         if len(digest) not in (0, 32):

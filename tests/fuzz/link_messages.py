@@ -11,6 +11,7 @@ import numpy as np
 from edgellm.engine import Vocabulary
 from edgellm.errors import ProtocolError
 from edgellm.rpc.address import Address
+from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import trust_pb2 as trust_pb
@@ -81,7 +82,8 @@ class _Greeting:
 
 
 def _greeted(data: bytes) -> object:
-    return asyncio.run(greet(cast(Any, _Greeting(data)), VOCABULARY, 1.0, "there"))
+    where = Endpoint("there", Address("10.0.0.2", 1))
+    return asyncio.run(greet(cast(Any, _Greeting(data)), VOCABULARY, where, 1.0))
 
 
 def paired(folder: Path) -> tuple[Trust, Identity]:

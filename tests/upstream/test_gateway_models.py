@@ -204,7 +204,7 @@ def test_each_model_needs_a_tokenizer_that_is_proved_to_be_its_own(
 def metrics_of(gateway: GatewayServer) -> dict[str, dict[str, float]]:
     return {
         name: {" ".join(labels): value for labels, value in values}
-        for name, _, _, values in families(gateway.models, len(gateway.away))
+        for name, _, _, values in families(gateway.models, len(gateway.opening.away))
     }
 
 

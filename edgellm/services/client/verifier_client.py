@@ -115,7 +115,7 @@ class RemoteVerifier(Verifier):
         self._hurry = asyncio.Event()  # a reply wants the verifier, which is away
         device = self.where.device
         if asleep and device is not None and (kept := codec.KeptGreeting.of(device)) is not None:
-            self.info = codec.described(kept.reply, vocabulary, str(self.where.address))
+            self.info = codec.described(kept.reply, vocabulary, self.where.address)
             self.post(self.loop_wake)
             self.post(lambda: self.loop_task(self._reconnect()))
             return
@@ -208,11 +208,9 @@ class RemoteVerifier(Verifier):
 
     async def _greeted(self, channel: grpc.aio.Channel, on_wait: OnWait) -> codec.VerifierInfo:
         """Return the verifier's description, once it can verify."""
-        address, model = str(self.where.address), self.where.model
-        greeted = partial(codec.greet, channel, self.vocabulary, where=address, model=model)
         while True:
             try:
-                return await greeted(self.timing.hello)
+                return await codec.greet(channel, self.vocabulary, self.where, self.timing.hello)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not codec.PREPARING:
                     raise

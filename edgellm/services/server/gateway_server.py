@@ -14,7 +14,6 @@ from edgellm.services.server.verification_service import MAX_WAITING, VerifyingM
 from edgellm.spec.sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.opening import PoolOpening
-from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.verifier import UpstreamOptions
 from edgellm.verifier.worker import ColocatedVerifier
 
@@ -34,20 +33,15 @@ class GatewayServer(SessionServer):
         self, models: Sequence[GatewayBackend], address: Address, *, on_event: Notify = tell_nobody,
         trust: Trust | None = None, opening: PoolOpening | None = None,
     ) -> None:  # fmt: skip
-        """Take over `models`, and the `opening` of further servers; without it, no model is added. The rest as for
+        """Take over `models`, and the `opening` of further servers, by default of none. The rest as for
         `SessionServer`."""
         super().__init__(address, on_event, trust)
-        self._opening = opening
+        self.opening = opening or PoolOpening(())
         self.models: tuple[GatewayBackend, ...] = ()
         self._watchers: list[Watcher] = []
         self._lock, self._closed = threading.Lock(), False  # the lock is held while models are added
         for model in models:
             self.add(model)
-
-    @property
-    def away(self) -> tuple[ServerURL, ...]:
-        """Return the servers that have not answered since the gateway began."""
-        return () if self._opening is None else self._opening.away
 
     def add(self, model: GatewayBackend) -> None:
         with self._lock:
@@ -74,8 +68,7 @@ class GatewayServer(SessionServer):
 
     def close(self) -> None:
         """Look for servers no longer, and close the tokenizers, after the server has ended."""
-        if self._opening is not None:
-            self._opening.close()
+        self.opening.close()
         with self._lock:
             self._closed = True
         for model in self.models:

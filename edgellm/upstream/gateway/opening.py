@@ -23,18 +23,14 @@ class PoolOpening:
         on_news: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
         """Open servers with the `tokenizers` of these model files, at least one: each model has the first of them whose
-        tokens are proved to be its own. `on_news` is called with a sentence about a server that was away, from the
-        thread of `look`."""
+        tokens are proved to be its own. `on_news` is called with a sentence about a server that is away, or was, also
+        from the thread of `look`."""
         self._tokenizers, self._options = tuple(tokenizers), options or UpstreamOptions()
         self._on_news = on_news or (lambda _text: None)
         self._closing = threading.Event()
         self._models: dict[str, GatewayBackend] = {}
-        self._away: list[tuple[ServerURL, VerifierUnreachable]] = []
-
-    @property
-    def away(self) -> tuple[ServerURL, ...]:
-        """Return the servers that have not answered yet."""
-        return tuple(url for url, _ in self._away)
+        self.away: list[ServerURL] = []
+        """Servers that have not answered yet."""
 
     def open(self, addresses: Sequence[str]) -> tuple[GatewayBackend, ...]:
         """Return the models of the servers at `addresses` that answer, each with its servers; `look` finds the others.
@@ -47,7 +43,8 @@ class PoolOpening:
                 try:
                     self._join(url, lambda model: closing.callback(model.dispose), announced=False)
                 except VerifierUnreachable as error:
-                    self._away.append((url, error))
+                    self.away.append(url)
+                    self._tell(f"{error} It is used as soon as it answers.")
             for path in () if self._models else self._tokenizers:  # They are checked at the start in any case.
                 Model.load(path, TEXT_ONLY).close()
             closing.pop_all()
@@ -56,7 +53,7 @@ class PoolOpening:
     def look(self, on_model: Callable[[GatewayBackend], None]) -> None:
         """Look in the background for the servers that were away, with a back-off. Each is used as soon as it answers;
         `on_model` takes over a new model, in a thread of its own."""
-        if self._away:
+        if self.away:
             threading.Thread(target=self._look, args=(on_model,), name="edgellm-opening", daemon=True).start()
 
     def close(self) -> None:
@@ -104,19 +101,17 @@ class PoolOpening:
             self._on_news(news)
 
     def _look(self, on_model: Callable[[GatewayBackend], None]) -> None:
-        for _, error in self._away:
-            self._tell(f"{error} It is used as soon as it answers.")
         retry = RetryDelay(self._options.retry, self._options.retry_most)
-        while self._away and not self._closing.wait(retry.next()):
-            (url, error), *others = self._away
-            self._away = [*others, (url, error)]
+        while self.away and not self._closing.wait(retry.next()):
+            url, *others = self.away
+            self.away = [*others, url]
             try:
                 self._tell(self._join(url, on_model))
             except VerifierUnreachable:
                 continue
             except EdgeError as refused:
                 self._tell(f"{url} is not used. {refused.what}")
-            self._away = others
+            self.away = others
 
     def _join(self, url: ServerURL, on_model: Callable[[GatewayBackend], object], *, announced: bool = True) -> str:
         """Use a server for its model, whose abilities are `announced`, if it is there; return the news."""
