@@ -149,8 +149,6 @@ class UpstreamText:
         self._server, self._upstream, self._salt = server, server.upstream, salt
         self._asked = NO_IDS  # tokens that the server may have cached
         self._refused = False
-        self.cached = 0
-        """Tokens before the last draft that the server had cached, as it says."""
 
     def ready(self) -> bool:
         """Return whether the server can be asked, and has not refused this text."""
@@ -194,7 +192,7 @@ class UpstreamText:
         self, request: RowRequest, work: VerdictWork, grammar: ReplyGrammar | None, logprobs: int | None = None
     ) -> Verdict:
         reply = await self._server.ask(request, work)
-        self.cached, model = reply.cached or 0, self._server.model
+        model = self._server.model
         return verdict(request, reply, model.n_vocab, logprobs, model.is_eog, grammar)
 
     def _refusal(self) -> ServerRefused:

@@ -91,14 +91,11 @@ def serve_gateway(
         raise InvalidOption("A gateway needs a model with the server's tokenizer.", "Give at least one.")
     address, trust = where.checked()
     opening = PoolOpening(tokenizers, options or UpstreamOptions(least=LEAST), where.on_event)
-    models = opening.open(addresses)
+    server = GatewayServer(opening.open(addresses), address, on_event=where.on_event, trust=trust, opening=opening)
     try:
-        server = GatewayServer(models, address, on_event=where.on_event, trust=trust, opening=opening)
         server.start()
     except BaseException:
-        opening.close()
-        for model in models:
-            model.dispose()
+        server.close()
         raise
     opening.look(server.add)
     return server

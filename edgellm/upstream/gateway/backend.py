@@ -244,15 +244,15 @@ class GatewayBackend(VerifierBackend):
     def _done(self, asked: _Asked, server: PooledServer, began: float, verdict: Future[Verdict]) -> None:
         """Handle a verdict, or the failure of a server; called from the loop of its client."""
         with self._lock:
-            seconds, cached = perf_counter() - began, asked.session.texts[server].cached
+            seconds = perf_counter() - began
             error = None if verdict.cancelled() else verdict.exception()
             refusal = error if isinstance(error, ServerRefused) and error.of_request else None
             server.figures["running"] -= 1
             if error is not None:
                 server.figures["failures" if refusal is None else "refusals"] += 1
             elif not verdict.cancelled():
-                prefix = len(asked.request.prefix)
-                _add(server.figures, answers=1, prefix_tokens=prefix, cached_tokens=cached, seconds=seconds)
+                read = {"prefix_tokens": len(asked.request.prefix), "cached_tokens": verdict.result().cached}
+                _add(server.figures, answers=1, **read, seconds=seconds)
             if asked.session.asked is asked:
                 if verdict.cancelled():
                     self._fail(asked, _ended())
