@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import typer
 
-from edgellm import cli, storage
+from edgellm import cli
 from edgellm.cli.app import SHORT, pages
 from edgellm.cli.options import option_texts
 from edgellm.errors import EdgeError
 from edgellm.rpc.trust.trust import Peers
+from edgellm.storage import model_files
 from tests.cli.conftest import Edge, commands
 from tests.programs import run_python
 
@@ -36,7 +37,7 @@ def test_the_unexpected_is_one_line_and_a_log(edge: Edge, monkeypatch: pytest.Mo
     def explode(*_: object) -> list[object]:
         raise ZeroDivisionError("\x1b[2J" + "surprise"[::-1])
 
-    monkeypatch.setattr(storage, "list_models", explode)
+    monkeypatch.setattr(model_files, "list_models", explode)
     done = edge("ls")
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert not {"Traceback", "\x1b"} & {*done.err.split(), *done.err}
@@ -75,11 +76,11 @@ def test_every_error_of_ours_keeps_its_exit_code(edge: Edge, monkeypatch: pytest
 
     for kind in classes(EdgeError):
         EdgeError.__init__(error := kind.__new__(kind), "It is wrong.", "Mend it.")  # some have words of their own
-        monkeypatch.setattr(storage, "list_models", lambda _, error=error: fail(error))
+        monkeypatch.setattr(model_files, "list_models", lambda _, error=error: fail(error))
         done = edge("ls")
         assert (done.code, done.err) == (kind.exit_code, "error: It is wrong. Mend it.\n")
         assert kind.exit_code in (1, 2, 130)
-    monkeypatch.setattr(storage, "list_models", lambda _: fail(KeyboardInterrupt()))
+    monkeypatch.setattr(model_files, "list_models", lambda _: fail(KeyboardInterrupt()))
     assert edge("ls").code == 130
 
 
@@ -228,7 +229,7 @@ REFUSED = {
     "serve --role verifier --no-http --draft edgellm-draft": (2, "edgellm-draft is no EAGLE-3 head"),
     "serve --role verifier --no-http --verifier-tier score": (2, "--verifier-tier belongs to --upstream"),
     "serve --role verifier --no-http --upstream http://127.0.0.1:9": (2, "needs a model with the server's tokenizer"),
-    f"{GATEWAY} --verifier-tier best": (2, "--verifier-tier is 'best'"),
+    f"{GATEWAY} --verifier-tier best": (2, "--verifier-tier': 'best' is not one of"),
     f"{GATEWAY} --threads 2": (2, "--threads has no meaning with --upstream"),
     f"{GATEWAY} --draft none": (2, "--draft has no meaning with --upstream"),
     "stop 9": (2, "No server of yours is running at port 9."),
