@@ -18,7 +18,7 @@ from edgellm.errors import EdgeError, MemoryShort, Stopped, TrustUnusable
 from edgellm.http.model_host import Opener, ServedModel
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import AUTO, LLM, Named
-from edgellm.llm.abilities import MOST_OF_VERIFIER, drafts_for, other_models
+from edgellm.llm.abilities import ALONE, MOST_OF_VERIFIER, choose_draft
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
@@ -40,7 +40,6 @@ from edgellm.storage.model_files import (
 
 _LISTED_SECONDS = 60.0  # age of the list of models at which the devices are asked again
 _ASKED_SECONDS = 5.0  # least age of the list at which a name makes the server ask again
-_ALONE = "no model here has its tokenizer and at most half of its size"
 _log = logging.getLogger(__name__)
 
 Probe = Callable[[], Sequence[ProbeResult]]
@@ -101,34 +100,22 @@ class ModelOpener(PairOpener):
         super().__init__(model.name, None, model.path, self._fitted(None))
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-        draft, reason = self._choose_draft(beside)
-        served = PairOpener(self.name, draft, self._path, self._fitted(draft)).open(beside, is_closing)
-        with_draft = "without a draft model" if draft is None else f"with the draft model {name_of(draft)}"
+        draft, reason = None, "its MTP layer drafts"
+        if mtp_obstacle(self.file().header):
+            draft, reason = choose_draft(self._path, lambda name: self._with(name).check_fits(beside))
+        served = self._with(draft).open(beside, is_closing)
+        with_draft = "without a draft model" if draft is None else f"with the draft model {draft}"
         self._defaults.on_event(f"{self.name} is open {with_draft}: {reason}.")
         return served
 
-    def _fitted(self, draft: Path | None) -> ModelDefaults:
-        """Return the defaults with contexts that are no longer than the models were trained for."""
-        hardware, draft_hardware = self._all.hardware, self._all.draft_hardware
-        return replace(
-            self._all,
-            hardware=_within(hardware, self._path), draft_hardware=_within(draft_hardware, draft or self._path),
-        )  # fmt: skip
+    def _with(self, draft: str | None) -> PairOpener:
+        return PairOpener(self.name, draft, self._path, self._fitted(draft))
 
-    def _choose_draft(self, beside: Counter[str]) -> tuple[Path | None, str]:
-        """Return the path of the draft model and why it is chosen, or None and why there is none."""
-        file = self.file()
-        if not mtp_obstacle(file.header):
-            return None, "its MTP layer drafts"
-        others, reason = other_models(self._path), _ALONE
-        for name, why in drafts_for(file, others):
-            draft = others[name].path
-            try:
-                PairOpener(self.name, draft, self._path, self._fitted(draft)).check_fits(beside)
-                return draft, why
-            except MemoryShort as error:
-                reason = error.what.rstrip(".")
-        return None, reason
+    def _fitted(self, draft: str | None) -> ModelDefaults:
+        """Return the defaults with contexts that are no longer than the models were trained for."""
+        drafts = self._path if draft is None else resolve(draft)
+        hardware, draft_hardware = _within(self._all.hardware, self._path), _within(self._all.draft_hardware, drafts)
+        return replace(self._all, hardware=hardware, draft_hardware=draft_hardware)
 
 
 def _within(hardware: Hardware, path: Path) -> Hardware:
@@ -189,7 +176,7 @@ class PairedOpener:
         draft, peer = self._chosen(), self._model.peer
         pair = PairOpener(self.name, draft or "none", AUTO, self._defaults, [f"{peer.id}#{self.name}"])
         served = pair.open(beside, is_closing)
-        drafts = f"with the draft model {name_of(draft)} here" if draft is not None else f"and writes alone: {_ALONE}"
+        drafts = f"with the draft model {name_of(draft)} here" if draft is not None else f"and writes alone: {ALONE}"
         self._defaults.on_event(f"{self.name} is open on {peer.name} {drafts}.")
         return served
 

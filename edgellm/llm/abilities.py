@@ -1,6 +1,6 @@
 """The abilities of a model in edgellm, from its header alone: before anything is loaded."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from edgellm.engine.hardware import N_BATCH
 from edgellm.engine.memory_fit import default_context, free_memory, trained_positions
 from edgellm.engine.model import SPECULATORS, drafter_file, is_eagle3, speculator_module
 from edgellm.engine.trial.probe import EAGLE3
-from edgellm.errors import EdgeError, ModelUnsupported
+from edgellm.errors import EdgeError, MemoryShort, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.spec.ngram.sources import BYTES_A_TOKEN
 from edgellm.spec.params import mechanism
@@ -23,6 +23,8 @@ from edgellm.storage.model_files import list_models
 
 MOST_OF_VERIFIER = 0.5
 """The largest useful draft model, as a share of the verifier's bytes."""
+ALONE = "no model here has its tokenizer and at most half of its size"
+"""Why a verifier writes alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,20 @@ def other_models(path: Path) -> dict[str, ModelFile]:
     return found
 
 
-def drafts_for(file: ModelFile, others: Mapping[str, ModelFile]) -> Iterator[tuple[str, str]]:
+def choose_draft(path: Path, check_fits: Callable[[str], object]) -> tuple[str | None, str]:
+    """Return the name of the model, or EAGLE-3 head, here that drafts for the one at `path`, and why; else None, and
+    why there is none. `check_fits` raises MemoryShort where both do not fit."""
+    reason = ALONE
+    for name, why in _drafts_for(ModelFile.open(path), other_models(path)):
+        try:
+            check_fits(name)
+            return name, why
+        except MemoryShort as error:
+            reason = error.what.rstrip(".")
+    return None, reason
+
+
+def _drafts_for(file: ModelFile, others: Mapping[str, ModelFile]) -> Iterator[tuple[str, str]]:
     """Yield the names of `others` that can draft for a model, each with the reason: EAGLE-3 heads, then the smallest
     with the same tokenizer and at most half of its bytes."""
     yield from ((head, "it is an EAGLE-3 head for it") for head in heads_for(file, others))

@@ -124,7 +124,7 @@ def test_a_model_that_is_here_is_run_with_a_draft_model_or_alone(edge: Edge) -> 
     assert ids(pair) == ids(alone)
     pair.told("edgellm-draft drafts for edgellm-verifier: it has its tokenizer and 21% of its size")
     assert "drafts for" not in alone.err
-    writes_alone = "edgellm-draft writes alone: no smaller model with its tokenizer is here."
+    writes_alone = "edgellm-draft writes without a draft model: no model here has its tokenizer"
     edge("run", "edgellm-draft", "Hello", *SHORT).told(writes_alone)
 
 

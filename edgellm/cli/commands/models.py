@@ -252,20 +252,15 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
 
 def fitting_draft(name: str, path: Path) -> str:
     """Return the draft model, or EAGLE-3 head, for a verifier among those here, or "none"; say why."""
-    from edgellm.engine import ModelFile
-    from edgellm.llm.abilities import drafts_for, other_models
-    from edgellm.storage.pair_choice import ModelRoom
+    from edgellm.llm.abilities import ALONE, choose_draft
+    from edgellm.llm.model_loading import EngineConfig, place_pair
 
-    file, others = ModelFile.open(path), other_models(path)
-    known = whole_catalog().find(name)
+    draft, why = choose_draft(path, lambda draft: place_pair(draft, path, EngineConfig(draft, path)))
+    if draft is not None:
+        ui.say(f"{draft} drafts for {name}: {why}. Alone: --draft none", style="dim")
+        return draft
+    known = whole_catalog().find(name) if why == ALONE else None
     wanted = None if known is None else known[0].draft
     more = f" {wanted} would draft for it: edgellm pull {wanted}" if wanted else ""
-    alone = f"no smaller model with its tokenizer is here.{more}"
-    for draft, why in drafts_for(file, others):
-        place = ModelRoom.look().place(file.header.file_size)
-        if place is not None and place.left.place(others[draft].header.file_size) is not None:
-            ui.say(f"{draft} drafts for {name}: {why}. Alone: --draft none", style="dim")
-            return draft
-        alone = f"{draft} would draft for it, and there is no memory for both."
-    ui.say(f"{name} writes alone: {alone}", style="dim")
+    ui.say(f"{name} writes without a draft model: {why}.{more}", style="dim")
     return "none"
