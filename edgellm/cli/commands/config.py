@@ -79,8 +79,8 @@ def _settings(parent: typer.Context) -> Iterator[_Setting]:
         if source.name != "DEFAULT" or not option.hidden:
             origin = {"DEFAULT": _DEFAULT, "DEFAULT_MAP": _FILE}.get(source.name) or variable_of(option)
             yield _Setting(tuple(parent.command_path.split()[1:]), name, value, origin)
-    for child in _children(parent).values():
-        yield from _settings(child)
+    for child in _children(parent):
+        yield from _settings(_child(parent, child))
 
 
 def variable_of(option: Any) -> str:
@@ -89,11 +89,16 @@ def variable_of(option: Any) -> str:
     return next(name for name in names if os.environ.get(name))
 
 
-def _children(parent: typer.Context) -> dict[str, typer.Context]:
-    """Return a context for each command below this one."""
+def _children(parent: typer.Context) -> list[str]:
+    """Return the names of the commands below this one."""
     group: Any = parent.command
-    names = group.list_commands(parent) if hasattr(group, "list_commands") else []
-    return {name: typer.Context(group.get_command(parent, name), parent=parent, info_name=name) for name in names}
+    return group.list_commands(parent) if hasattr(group, "list_commands") else []
+
+
+def _child(parent: typer.Context, name: str) -> typer.Context:
+    """Return a context for a command below this one, which is imported."""
+    group: Any = parent.command
+    return typer.Context(group.get_command(parent, name), parent=parent, info_name=name)
 
 
 def read_settings(root: typer.Context) -> dict[str, Any]:
@@ -110,7 +115,7 @@ def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) 
     children, options, found = _children(context), options_of(context.command), dict[str, Any]()
     for name, value in table.items():
         if isinstance(value, dict) and name in children:
-            found[name] = _default_map(children[name], value, f"{prefix}{name}.")
+            found[name] = _default_map(_child(context, name), value, f"{prefix}{name}.")
             continue
         option, where = options.get(name.replace("_", "-")), f"{config_file()}: {prefix}{name[:60]}"
         if isinstance(value, dict) or option is None:
