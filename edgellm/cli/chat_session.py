@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, PairOptions
 from edgellm.cli.views.console import announce, counted, say
@@ -30,53 +30,30 @@ if TYPE_CHECKING:
 _COUNTED = 2**20  # the most tokens that are counted of a text that is too long
 
 
-@dataclass(slots=True)
-class StoredConversation:
-    """The stored copy of the current conversation, from which it can be continued later; no copy unless `on`."""
-
-    store: History
-    conversation: Conversation
-    on: bool
-
-    @classmethod
-    def open(cls, again: bool, which: str | None, on: bool) -> Self:
-        """Open the last conversation (`again`), the one named `which`, or a new one; store nothing without history."""
-        if again and which is not None:
-            raise InvalidOption("--continue and --conversation exclude each other.", "Leave one of them out.")
-        store = History()
-        past = store.find(which) if which is not None else store.latest() if again else Conversation.new()
-        return cls(store, past, on)
-
-    def begin(self) -> None:
-        """Begin a new conversation; the stored one stays."""
-        self.conversation = self.conversation.new()
-
-    def save(self, messages: Sequence[Message]) -> None:
-        """Store these messages as the conversation; without any, remove it. The first error ends the storing."""
-        if not self.on:
-            return
-        self.conversation = self.conversation.with_turns([(message.role, message.content) for message in messages])
-        try:
-            (self.store.save if messages else self.store.remove)(self.conversation)
-        except EdgeError as error:
-            say(f"This conversation cannot be continued later: {error}", style="yellow")
-            self.on = False
+def chosen_conversation(again: bool, which: str | None) -> Conversation:
+    """Return the last conversation (`again`), the one named `which`, or a new one."""
+    if again and which is not None:
+        raise InvalidOption("--continue and --conversation exclude each other.", "Leave one of them out.")
+    if which is not None:
+        return History().find(which)
+    return History().latest() if again else Conversation.new()
 
 
 class Chat:
-    """The messages so far. `context` texts, by name, are sent with the first question, and the first after `clear`.
+    """The messages so far. `context` texts, by name, come with the first question, and with the first after `clear`.
     The oldest messages are not sent where they do not fit the model's context, but in the stored copy they stay."""
 
     def __init__(
-        self, pair: LLM, options: ReplyOptions, *, context: Sequence[tuple[str, str]] = (), system: str | None = None,
-        stored: StoredConversation | None = None, reports: Reports | None = None,
+        self, pair: LLM, options: ReplyOptions, *, system: str | None = None, past: Conversation | None = None,
+        stores: bool = False, reports: Reports | None = None,
     ) -> None:  # fmt: skip
-        """`stored`, a conversation to continue, gets all messages after each change; `system` takes the place of its
-        own. `reports` are printed after each reply, if several devices hold the model."""
-        self.pair, self.system, self.context = pair, system, dict(context)
+        """Continue the conversation `past`, or begin one; it `stores` all messages after each change. `system` takes
+        the place of the past one. `reports` are printed after each reply, if several devices hold the model."""
+        self.pair, self.system, self.context = pair, system, dict[str, str]()
         self.summary: Summary | None = None  # the last reply's; None before the first one of a conversation
-        self._options, self._stored, self._reports = options, stored, reports
-        self._said = [] if stored is None else [Message(*turn) for turn in stored.conversation.turns]
+        self._options, self._stores, self._reports = options, stores, reports
+        self._conversation = past or Conversation.new()
+        self._said = [Message(*turn) for turn in self._conversation.turns]
         self._asked: Message | None = None
         if self._said and self._said[0].role == "system":
             self.system = system or self._said[0].content
@@ -174,15 +151,22 @@ class Chat:
     def clear(self) -> None:
         """Forget all messages; the stored copy stays, and a new copy begins."""
         self._said, self.summary = [], None
-        if self._stored is not None:
-            self._stored.begin()
+        self._conversation = Conversation.new()
 
     def close(self) -> None:
         self.pair.close()
 
     def _save(self) -> None:
-        if self._stored is not None and (self._said or self._stored.conversation.turns):
-            self._stored.save([one.whole() for one in self._messages()] if self._said else [])
+        """Store the messages; without any, remove the stored copy. The first error ends the storing."""
+        if not self._stores or not (self._said or self._conversation.turns):
+            return
+        messages = [one.whole() for one in self._messages()] if self._said else []
+        self._conversation = self._conversation.with_turns([(one.role, one.content) for one in messages])
+        try:
+            (History().save if messages else History().remove)(self._conversation)
+        except EdgeError as error:
+            say(f"This conversation cannot be continued later: {error}", style="yellow")
+            self._stores = False
 
 
 RECALLED = 2**16

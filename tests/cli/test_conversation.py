@@ -8,7 +8,7 @@ import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation
+from edgellm.cli.chat_session import Chat, ChatPairOpener
 from edgellm.cli.interactive import COMMANDS, Conversing, SlashCompleter
 from edgellm.cli.options import HardwareOptions
 from edgellm.cli.views.reply_printer import Display
@@ -37,10 +37,6 @@ def sent(asked: Calls) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in map(Message.whole, messages)]
 
 
-def stored(*turns: tuple[str, str]) -> StoredConversation:
-    return StoredConversation(History(), Conversation.new().with_turns(turns), True)
-
-
 def said(chat: Chat, question: str, answer: str) -> None:
     chat.ask(question)
     summary = Summary(3)
@@ -51,7 +47,9 @@ def said(chat: Chat, question: str, answer: str) -> None:
 @pytest.fixture
 def chat() -> Iterator[Chat]:
     with LLM.open(*PAIR) as pair:
-        yield Chat(pair, ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.", stored=stored())
+        chat = Chat(pair, ReplyOptions(), system="Be kind.", stores=True)
+        chat.add_context("mug.txt", "The mug is red.")
+        yield chat
 
 
 PAIR = ("edgellm-draft", "edgellm-verifier")
@@ -106,8 +104,8 @@ def test_a_system_prompt_holds_from_the_beginning_on(chat: Chat, asked: Calls) -
     chat.set_system(None)
     chat.ask("Sure?")
     assert sent(asked)[0] == FIRST[1]
-    past = stored(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"))
-    Chat(chat.pair, ReplyOptions(), system="Be kind.", stored=past).ask("And now?")
+    past = Conversation.new().with_turns([("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello")])
+    Chat(chat.pair, ReplyOptions(), system="Be kind.", past=past).ask("And now?")
     assert [text for _, text in sent(asked)] == ["Be kind.", "Hi", "Hello", "And now?"]
 
 
@@ -142,7 +140,7 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversing
     options = ReplyOptions(max_tokens=30)
     opener = ChatPairOpener(options, HardwareOptions(), history=True)
     pair = opener.open(*PAIR)
-    session = Chat(pair, options, stored=stored())
+    session = Chat(pair, options, stores=True)
     yield Conversing(session, Display(), opener, PAIR)
     session.close()
 

@@ -60,7 +60,7 @@ def chat(
     hardware: HardwareOptions,
     prompt: list[str] | None = typer.Argument(None),
 ) -> int:
-    from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation, with_default_pair
+    from edgellm.cli.chat_session import Chat, ChatPairOpener, chosen_conversation, with_default_pair
     from edgellm.llm.pair_stats import tidy
 
     wanted = replace(reply, **think.fields())
@@ -79,9 +79,9 @@ def chat(
         raise InvalidOption("The question is empty.", 'Ask something: edgellm chat "Hello"')
     tidy()
 
-    stored = StoredConversation.open(talk.again, talk.conversation, talk.history)
+    past = chosen_conversation(talk.again, talk.conversation)
     watched = is_terminal(sys.stdout) and is_terminal(sys.stderr)
-    introduce = watched and not (talk.as_json or talk.quiet or stored.conversation.turns)
+    introduce = watched and not (talk.as_json or talk.quiet or past.turns)
     opener = ChatPairOpener(
         wanted, hardware, talk.history, introduce, models.upstream(), prompt_cache=int(1e9 * talk.prompt_cache)
     )
@@ -95,7 +95,7 @@ def chat(
         from edgellm.engine import Message
         from edgellm.llm import compose
 
-        turns = [Message(role, text) for role, text in stored.conversation.turns]
+        turns = [Message(role, text) for role, text in past.turns]
         asked = compose(question or "", context=[text for _, text in texts], history=turns, system=talk.system)
         over, mesh = over_devices(
             models, wanted.max_tokens, hardware, messages=asked, explain=talk.explain, history=talk.history
@@ -103,7 +103,9 @@ def chat(
         pair = opener.prepare(over)
         if mesh is not None:  # over RPC no device measures its work
             reports = Reports(mesh, asked=question is not None, as_json=talk.as_json)
-    session = Chat(pair, wanted, context=texts, system=talk.system, stored=stored, reports=reports)
+    session = Chat(pair, wanted, system=talk.system, past=past, stores=talk.history, reports=reports)
+    for name, text in texts:
+        session.add_context(name, text)
     with closing(session):
         if question is None:
             from edgellm.cli.interactive import Conversing, converse
