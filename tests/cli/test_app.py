@@ -246,7 +246,6 @@ REFUSED = {
     "mesh plan edgellm-verifier --ctx-size 100": (2, "1152 tokens in all do not fit into a context of 100"),
     "mesh plan edgellm-verifier --mlock on": (2, "No such option: --mlock"),
     "mesh deploy edgellm-verifier --split here:1-2,here:3-4": (2, "here is named twice"),
-    "mesh deploy edgellm-verifier --split 192.0.2.1:50151:1-2": (1, "is not a loopback address"),
     "mesh deploy edgellm-verifier --split here:1-12 --ctx-size 64": (2, "--ctx-size is for a plan, and --split says"),
     "mesh layers clean": (2, "needs a device"),
     "mesh run --json edgellm-verifier Hi": (2, "--json is before the model"),
