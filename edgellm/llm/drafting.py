@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cache, partial
 
-from edgellm.engine import Message, Model, ShouldStop, never
+from edgellm.engine import Message, Model
 from edgellm.errors import EdgeError
 from edgellm.llm.cost_curves import LINK_CURVE, ModelCurve
-from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
+from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.ngram.retriever import DraftIndex, Retriever
 from edgellm.spec.params import has
@@ -77,8 +77,12 @@ class Drafting:
 
     def end(self) -> None:
         """End the reply of `begin`, and correct the cost curve by its decodes."""
-        self.correct(self.index.policy.cost)
-        self.index.give()
+        index = self.index
+        with self._lock:
+            before, self._shared = self._shared, 0 if self._verifier is None else self._verifier.shared
+            if self._curve is not None:
+                self._curve.correct(index.policy.cost, self._shared > before)
+        index.give()
 
     def curve(self) -> CostCurve:
         """Return the cost curve: an estimate until it is measured, and across a link."""
@@ -90,22 +94,15 @@ class Drafting:
         told, self._told = self._told, self._told or bool(slow)
         return "" if told else slow
 
-    def measure(self, should_stop: ShouldStop = never) -> CostCurve:
+    def measure(self) -> CostCurve:
         """Return the measured cost curve; across a link an estimate."""
-        return LINK_CURVE if self._curve is None else self._curve.measure(should_stop)
+        return LINK_CURVE if self._curve is None else self._curve.measure()
 
     def track(self, verifier: Verifier) -> None:
         """Track the decodes of `verifier`, to tell a slow curve from shared cores."""
         self._verifier, self._shared = verifier, verifier.shared
         if (curve := self.curve()).filled:
             verifier.use_curve(curve)
-
-    def correct(self, cost: DecodeCost) -> None:
-        """Correct the curve by the decodes of replies."""
-        with self._lock:
-            before, self._shared = self._shared, 0 if self._verifier is None else self._verifier.shared
-            if self._curve is not None:
-                self._curve.correct(cost, self._shared > before)
 
     def self_verifier(self) -> Verifier:
         """Return the model as the verifier of drafts copied for it."""
