@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib import import_module
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgellm.errors import InvalidOption
@@ -109,10 +110,10 @@ _NUMBERS = {
     "frequency_penalty": _PENALTY, "presence_penalty": _PENALTY,
     **dict.fromkeys(("min_p", "exit_threshold", "budget"), (0.0, 1.0, "a number from 0 to 1, such as 0.2")),
     "logprobs": (0, MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"),
+    **dict.fromkeys(("max_tokens", "gamma", "max_total"), (1, inf, "a whole number of at least 1")),
+    **dict.fromkeys(("seed", "think", "top_k"), (0, inf, "a whole number of at least 0")),
 }  # fmt: skip
-"""The least and the largest value of numbers, and their ranges in words."""
-_LEAST = {"max_tokens": 1, "gamma": 1, "seed": 0, "max_total": 1, "think": 0, "top_k": 0}
-"""The least value of whole numbers."""
+"""The least and the largest value of numbers, and their ranges in words. Where the least is whole, all are."""
 
 
 def _sampled(text: str, metavar: str, default: float | None = None, shown: str = "") -> Any:
@@ -206,14 +207,11 @@ class ReplyOptions:
     def _check_numbers(self) -> None:
         for name, (least, most, range_) in _NUMBERS.items():
             value = getattr(self, name)
-            if value is not None and not least <= value <= most:  # NaN fails, too.
-                raise InvalidOption(f"{name} is {value}.", f"Give {range_}.")
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
             if (value is None and name != "max_tokens") or (name == "think" and isinstance(value, bool)):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidOption(f"{name} is {value!r}.", f"Give a whole number of at least {least}.")
+            is_kind = not isinstance(least, int) or (isinstance(value, int) and not isinstance(value, bool))
+            if not (is_kind and least <= value <= most):  # NaN fails, too.
+                raise InvalidOption(f"{name} is {value!r}.", f"Give {range_}.")
 
     @property
     def max_thinking(self) -> int | None:
