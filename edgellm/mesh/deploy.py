@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgellm.engine import ModelFile
@@ -114,7 +114,7 @@ class _Deployment:
             if part.worker is None:
                 await self._copy_here(pieces, state)
             else:
-                await self._send(part.worker, [self.manifest.pieces.index(piece) for piece in pieces], state)
+                await self._send(part.worker, replace(self.manifest, pieces=pieces), state)
         except EdgeError as error:
             if isinstance(error, LayersCorrupt):
                 forget_hashes(self.manifest.fingerprint)
@@ -131,8 +131,8 @@ class _Deployment:
             done += piece.size
             state.change(arrived=max(held, done))
 
-    async def _send(self, worker: Worker, places: Sequence[int], state: DeployProgress) -> None:
-        """Send the pieces. Retry as long as bytes arrive, and give a lost device some time to come back."""
+    async def _send(self, worker: Worker, manifest: Manifest, state: DeployProgress) -> None:
+        """Send these pieces. Retry as long as bytes arrive, and give a lost device some time to come back."""
         failures, cut = 0, lambda piece: cut_piece(self.model, piece.layers)
         while True:
             before = state.arrived
@@ -144,7 +144,7 @@ class _Deployment:
                 state.change(activity="connecting", attempts=state.attempts + 1)
                 async with await worker.reached().connect() as channel:
                     state.change(activity="sending")
-                    await upload(channel, worker.name, self.manifest, places, cut, self.limiter, uploaded)
+                    await upload(channel, worker.name, manifest, cut, self.limiter, uploaded)
                     return
             except (DeviceLost, VerifierUnreachable) as error:
                 failures = 0 if state.arrived > before else failures + 1

@@ -125,14 +125,6 @@ def read_facts(message: pb.HeldReply) -> StoreFacts:
     return StoreFacts(message.limit, message.size, message.free, tuple(models))
 
 
-def read_places(indices: Sequence[int], manifest: Manifest) -> list[int]:
-    """Return the indices of the wanted pieces in a manifest. Raise ProtocolError where they are none, or disordered."""
-    found = list(indices)
-    if not found or found != sorted(set(found)) or found[-1] >= len(manifest.pieces):
-        raise ProtocolError(f"The list of wanted pieces is invalid: {found[:20]}.", SAME_VERSION)
-    return found
-
-
 Cut = Callable[[LayerPiece], Iterator[bytes | memoryview]]
 
 
@@ -168,23 +160,16 @@ async def clean(channel: grpc.aio.Channel, name: str, fingerprint: str = "") -> 
 
 
 async def upload(
-    channel: grpc.aio.Channel,
-    name: str,
-    manifest: Manifest,
-    wanted: Sequence[int],
-    cut: Cut,
-    limiter: RateLimiter,
-    notify: OnUpload,
+    channel: grpc.aio.Channel, name: str, manifest: Manifest, cut: Cut, limiter: RateLimiter, notify: OnUpload
 ) -> None:
-    """Send a device the `wanted` pieces that it lacks. Pieces are given by index. `cut` yields the bytes of a piece, in
-    a thread. `notify` is called with the progress, in the loop."""
-    places, sent = sorted(wanted), 0
-    request = pb.Wanted(protocol=PROTOCOL, recipe=write_manifest(manifest), pieces=places)
+    """Send a device those pieces of a manifest that it lacks. `cut` yields the bytes of a piece, in a thread. `notify`
+    is called with the progress, in the loop."""
+    sent, request = 0, pb.Wanted(protocol=PROTOCOL, recipe=write_manifest(manifest))
     arrived = list((await ask(channel, "Reserve", name, request, pb.There, REPLY_SECONDS)).sizes)
-    if len(arrived) != len(places):
+    if len(arrived) != len(manifest.pieces):
         raise ProtocolError("The device has not said what it has of each piece.", SAME_VERSION)
     notify(sum(arrived), sent)
-    left = enumerate(manifest.pieces[place] for place in places)
+    left = enumerate(manifest.pieces)
 
     async def send() -> None:
         nonlocal sent

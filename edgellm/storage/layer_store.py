@@ -177,9 +177,10 @@ class LayerStore:
         """Return the complete pieces of the model with this fingerprint, of all owners."""
         return {piece for one in self.models() if one.manifest.fingerprint == fingerprint for piece in one.pieces}
 
-    def reserve(self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str = OWN) -> list[int]:
-        """Make room for all of `pieces` of `manifest`, and return how many bytes of each have arrived from `owner`. If
-        there is no room (`_make_room`), nothing is removed, and StoreFull or DiskFull raised."""
+    def reserve(self, manifest: Manifest, owner: str = OWN) -> list[int]:
+        """Make room for all pieces of a manifest, and return how many bytes of each have arrived from `owner`. If there
+        is no room (`_make_room`), nothing is removed, and StoreFull or DiskFull raised."""
+        pieces = manifest.pieces
         with self._locked(f"{owner}.lock"), self._locked():
             what = f"{f'{len(pieces)} pieces' if len(pieces) > 1 else pieces[0]} of {manifest.name}"
             if (requested := sum(piece.size for piece in pieces)) > self.limit:
@@ -194,7 +195,7 @@ class LayerStore:
                 sum(piece.size - begun.get(piece.sha256, 0) for piece in missing),
                 what, owner, {piece.sha256 for piece in pieces},
             )  # fmt: skip
-            self._record(owner, manifest, pieces)
+            self._record(owner, manifest)
             for piece in pieces:
                 whole, arriving = self._whole(piece.sha256), self._partial(piece, owner)
                 if piece not in missing or begun.get(piece.sha256, 0) >= piece.size:  # a crash left one without a name
@@ -239,7 +240,7 @@ class LayerStore:
                     piece = LayerPiece(layers.start, layers.last, file.tell(), digest.hexdigest())
                 manifest = layer_pieces.describe_pieces(model, [piece])
                 with self._locked():
-                    self._record(CUT, manifest, [piece])
+                    self._record(CUT, manifest)
                     layer_pieces.mark_used(temporary)
                     temporary.replace(self._whole(piece.sha256))
             finally:
@@ -308,7 +309,7 @@ class LayerStore:
         path = self.root / "records.json"
         return read_cached(path, lambda rows: [from_json(_Record, row) for row in rows]) or []
 
-    def _record(self, owner: str, manifest: Manifest, pieces: Collection[LayerPiece]) -> None:
+    def _record(self, owner: str, manifest: Manifest) -> None:
         """Record that `owner` uploads these pieces of a model, besides earlier ones that are still stored."""
         records = _reduced(self._records(), {file.sha256 for file in self._files()})
         same = [one for one in records if (one.owner, one.manifest.fingerprint) == (owner, manifest.fingerprint)]
@@ -319,7 +320,7 @@ class LayerStore:
                 "Remove some there: edgellm mesh layers clean",
             )
         kept = {piece for one in same for piece in one.manifest.pieces if piece.last < manifest.layers}
-        self._write([*others, _Record(owner, replace(manifest, pieces=tuple(sorted({*kept, *pieces}))))])
+        self._write([*others, _Record(owner, replace(manifest, pieces=tuple(sorted({*kept, *manifest.pieces}))))])
 
     def _write(self, records: Sequence[_Record]) -> None:
         write_state(self.root / "records.json", json.dumps([asdict(one) for one in records]), durable=True)

@@ -24,7 +24,7 @@ from edgellm.storage.layer_store import LayerStore
 from tests.cli.conftest import Done, Edge
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
-from tests.storage.pieces import bytes_of, layerwise
+from tests.storage.pieces import bytes_of, layerwise, part
 from tests.waiting import until
 
 Bytes = dict[LayerPiece, bytes]
@@ -65,14 +65,14 @@ class Home:
     def attack(self, manifest: Manifest, bad: Manifest, pieces: Bytes) -> None:
         """Remove what can be removed, and bring the other layers 7 to 12."""
 
-        places = [at for at, piece in enumerate(bad.pieces) if piece.first >= 6]
+        upper = part(bad, *(piece for piece in bad.pieces if piece.first >= 6))
 
         async def work() -> None:
             async with open_channel(self.worker.address, self.other) as channel:
                 with pytest.raises(EdgeError):
                     await clean(channel, "desk", manifest.fingerprint)
                 cut: Cut = lambda piece: iter([pieces[piece]])  # noqa: E731
-                await upload(channel, "desk", bad, places, cut, RateLimiter(), lambda *_moved: None)
+                await upload(channel, "desk", upper, cut, RateLimiter(), lambda *_moved: None)
 
         run_in_network_loop(asyncio.wait_for(work(), 30)).result()
         until(lambda: self.cache.evict_unused(everything=True) or not self.cache.size)  # the next run loads them anew

@@ -6,7 +6,7 @@ from edgellm.errors import ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageSpec, Took
 from edgellm.mesh.stage import check
-from edgellm.rpc.layers import read_manifest, read_places
+from edgellm.rpc.layers import read_manifest
 from edgellm.rpc.measuring import read_blocks, read_figures
 from edgellm.rpc.protos import PROTOCOL, layers_pb2, mesh_pb2, parse_message
 from edgellm.rpc.protos.mesh_pb2 import StageLoaded
@@ -48,8 +48,7 @@ def _report(data: bytes) -> None:
 
 def _reserve(data: bytes) -> None:
     """Decode what room is asked for as the store of layers does."""
-    wanted = parse_message(layers_pb2.Wanted, data)
-    read_places(wanted.pieces, read_manifest(wanted.recipe))
+    read_manifest(parse_message(layers_pb2.Wanted, data).recipe)
 
 
 def _figures(data: bytes) -> None:
@@ -73,7 +72,7 @@ def readers() -> list[Reader]:
     reports = [write_event(event, half=True) for event in events]
     piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))
     recipe = layers_pb2.Recipe(fingerprint=bytes(32), name="big", architecture="llama", layers=2, pieces=[piece])
-    wanted = layers_pb2.Wanted(protocol=PROTOCOL, recipe=recipe, pieces=[0])
+    wanted = layers_pb2.Wanted(protocol=PROTOCOL, recipe=recipe)
     figures = layers_pb2.Figures(taken=1, rows=[1, 4], seconds=[0.1, 0.2], layer=9, disk=1e9, memory=5)
     query = layers_pb2.MeasureRequest(protocol=PROTOCOL, header=b"GGUF" * 9, data=5, layers=2, width=64)
     return [

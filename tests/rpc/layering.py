@@ -12,6 +12,7 @@ from edgellm.services.server.layer_service import LayerService, Measurer
 from edgellm.storage.layer_pieces import Manifest
 from edgellm.storage.layer_store import LayerStore
 from tests.rpc.doors import serving
+from tests.storage.pieces import part
 
 
 def taking(
@@ -37,6 +38,7 @@ async def bring(
 ) -> list[tuple[int, int]]:
     """Return the bytes that have arrived and that were sent, as was told on the way and in the end."""
     told: list[tuple[int, int]] = []
+    pieces = part(manifest, *(manifest.pieces[place] for place in wanted))
     async with open_channel(address, trust) as channel:
-        await upload(channel, "desk", manifest, wanted, cut, RateLimiter(rate), lambda *moved: told.append(moved))
+        await upload(channel, "desk", pieces, cut, RateLimiter(rate), lambda *moved: told.append(moved))
     return told

@@ -74,7 +74,10 @@ async def test_who_serves_none_says_so(tmp_path: Path, manifest: Manifest, host:
 
 
 def wanted(manifest: pb.Recipe, *places: int, protocol: int = PROTOCOL) -> pb.Wanted:
-    return pb.Wanted(protocol=protocol, recipe=manifest, pieces=places)
+    found = pb.Wanted(protocol=protocol, recipe=manifest)
+    del found.recipe.pieces[:]
+    found.recipe.pieces.extend(manifest.pieces[place] for place in places)
+    return found
 
 
 async def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manifest: Manifest) -> None:
@@ -85,9 +88,8 @@ async def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manife
     piece = good.pieces[1]
     reserving: list[tuple[Message, str]] = [
         (wanted(good, 1, protocol=2), "FAILED_PRECONDITION The other device speaks protocol version 2"),
-        (wanted(good), "INVALID_ARGUMENT The list of wanted pieces is invalid"),
-        (wanted(good, 2, 1), "INVALID_ARGUMENT The list of wanted pieces is invalid"),
-        (wanted(good, 12), "INVALID_ARGUMENT The list of wanted pieces is invalid"),
+        (wanted(good), "INVALID_ARGUMENT The manifest is invalid: it has 0 pieces"),
+        (wanted(good, 2, 1), "INVALID_ARGUMENT The manifest is invalid: it has 2 pieces, too many or not in ascending"),
         (wanted(huge, 1), "RESOURCE_EXHAUSTED layer 2 of edgellm verifier would take"),
         (wanted(escaping, 1), "INVALID_ARGUMENT The manifest is invalid: it has a piece with the hash"),
         (wanted(good, 1), "OK"),

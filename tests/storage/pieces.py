@@ -1,6 +1,7 @@
 """Pieces of a model, and how they come into a store."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from edgellm.engine import ModelFile, check_cuttable, check_gguf
@@ -23,12 +24,17 @@ def cut_singly(model: Path, into: LayerStore, layers: LayerRange = LayerRange(0,
     return manifest
 
 
+def part(manifest: Manifest, *pieces: LayerPiece) -> Manifest:
+    return replace(manifest, pieces=pieces)
+
+
 def put(
-    store: LayerStore, model: Path, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str = OWN,
+    store: LayerStore, model: Path, manifest: Manifest, pieces: Iterable[LayerPiece], owner: str = OWN,
     share: float = 1.0,
 ) -> None:  # fmt: skip
     """Puts pieces into a store, or a `share` of the bytes of each, as another device or program would."""
-    for piece, arrived in zip(pieces, store.reserve(manifest, pieces, owner), strict=True):
+    wanted = part(manifest, *pieces)
+    for piece, arrived in zip(wanted.pieces, store.reserve(wanted, owner), strict=True):
         if arrived < piece.size:
             store.append(piece, arrived, bytes_of(model, piece)[arrived : int(share * piece.size)], owner)
 

@@ -27,13 +27,13 @@ from edgellm.storage.layer_pieces import MAX_PIECES, LayerPiece, Manifest, grid_
 from edgellm.storage.layer_store import LayerStore
 from testkit.gguf.split_file import split
 from tests.conftest import Architectures
-from tests.storage.pieces import bytes_of, cut_singly, layerwise
+from tests.storage.pieces import bytes_of, cut_singly, layerwise, part
 
 PLENTY = 10**9
 
 
 def put_bytes(store: LayerStore, manifest: Manifest, piece: LayerPiece, data: bytes) -> None:
-    store.reserve(manifest, [piece])
+    store.reserve(part(manifest, piece))
     store.append(piece, 0, data)
 
 
@@ -105,14 +105,14 @@ def test_what_has_arrived_is_gone_on_with(draft_path: Path, store: LayerStore, m
     data = bytes_of(draft_path, piece)
     with pytest.raises(LayersMissing, match="No room is set aside"):
         store.append(piece, 0, data[:1000])
-    store.reserve(manifest, [piece])
+    store.reserve(part(manifest, piece))
     store.append(piece, 0, data[:1000])
     again = LayerStore(store.root, PLENTY)
     assert again.arrived(piece) == 1000
     assert again.models()[0].arriving == 1000
     with pytest.raises(LayersMissing), again.using(piece):
         pass
-    assert again.reserve(manifest, [piece]) == [1000]
+    assert again.reserve(part(manifest, piece)) == [1000]
     for offset in (999, 1001):
         assert again.append(piece, offset, data[offset:2000]) == 1000
     assert again.append(piece, 1000, data[1000:]) == again.arrived(piece) == piece.size
@@ -204,7 +204,7 @@ def test_pieces_used_in_a_millisecond_are_kept_in_order(draft_path: Path, manife
 def test_room_is_set_aside_for_what_is_arriving(draft_path: Path, manifest: Manifest, tmp_path: Path) -> None:
     one = manifest.pieces[1].size
     store = LayerStore(tmp_path / "small", 2 * one)
-    store.reserve(manifest, manifest.pieces[1:3])
+    store.reserve(part(manifest, *manifest.pieces[1:3]))
     assert store.size == 2 * one
     cut_singly(draft_path, store, layers=LayerRange(3, 4))  # of what the same owner has announced, the oldest goes
     assert store.size == 2 * one
@@ -215,7 +215,7 @@ def test_a_full_disk_is_said_before_and_in_the_middle(
 ) -> None:
     piece = manifest.pieces[1]
     data = bytes_of(draft_path, piece)
-    store.reserve(manifest, [piece])
+    store.reserve(part(manifest, piece))
     store.append(piece, 0, data[:500])
 
     class Full(io.BufferedRandom):
@@ -239,7 +239,7 @@ def test_a_store_that_cannot_be_used_says_so(draft_path: Path, manifest: Manifes
     with pytest.raises(LayersRefused, match="cannot be used"):
         cut_singly(draft_path, LayerStore(tmp_path / "file", PLENTY))
     store, piece = LayerStore(tmp_path / "layers", PLENTY), manifest.pieces[1]
-    store.reserve(manifest, [piece])
+    store.reserve(part(manifest, piece))
     (partial,) = store.root.glob("pieces/*.partial")
     partial.unlink()
     partial.mkdir()

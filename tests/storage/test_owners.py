@@ -18,7 +18,7 @@ from edgellm.state import MONTH
 from edgellm.storage import layer_pieces
 from edgellm.storage.layer_pieces import LayerPiece, Manifest, known_pieces
 from edgellm.storage.layer_store import CUT, MAX_MODELS, LayerStore
-from tests.storage.pieces import layerwise, put
+from tests.storage.pieces import layerwise, part, put
 
 X, Y = "aa" * 32, "bb" * 32
 
@@ -56,7 +56,7 @@ def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest,
     put(store, draft_path, manifest, [manifest.pieces[3]], X)  # X's own earlier piece makes room.
     assert [store.find(piece) is not None for piece in manifest.pieces[1:4]] == [True, False, True]
     with pytest.raises(StoreFull, match="belong to other devices"):
-        store.reserve(manifest, manifest.pieces[2:4], X)
+        store.reserve(part(manifest, *manifest.pieces[2:4]), X)
     assert store.find(manifest.pieces[1]) is not None
     long_ago = time.time() - MONTH - 1.0
     (path,) = [path for path in store.root.glob("pieces/*") if path.name.startswith(manifest.pieces[1].sha256)]
@@ -68,7 +68,7 @@ def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest,
 def test_what_arrives_from_one_gets_nothing_of_another(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
     piece = manifest.pieces[1]
     put(store, draft_path, manifest, [piece], Y, share=0.5)
-    assert store.reserve(manifest, [piece], X) == [0]
+    assert store.reserve(part(manifest, piece), X) == [0]
     assert store.append(piece, 0, b"garbage", X) == len(b"garbage")
     assert store.arrived(piece, Y) == piece.size // 2
     put(store, draft_path, manifest, [piece], Y)
@@ -79,10 +79,10 @@ def test_what_arrives_from_one_gets_nothing_of_another(store: LayerStore, draft_
 def test_a_device_brings_layers_of_so_many_models_at_most(store: LayerStore, manifest: Manifest) -> None:
     for number in range(MAX_MODELS):
         one = replace(manifest, fingerprint=f"{number:064x}")
-        store.reserve(one, one.pieces[1:2], X)
+        store.reserve(part(one, one.pieces[1]), X)
     with pytest.raises(StoreFull, match=f"of {MAX_MODELS} models"):
-        store.reserve(manifest, manifest.pieces[:1], X)
-    store.reserve(manifest, manifest.pieces[:1], Y)
+        store.reserve(part(manifest, manifest.pieces[0]), X)
+    store.reserve(part(manifest, manifest.pieces[0]), Y)
 
 
 def test_damaged_records_are_none(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError, Message
 
 from edgellm.errors import SAME_VERSION, PeerTooNew, PeerTooOld, ProtocolError
 
-PROTOCOL = 10
+PROTOCOL = 11
 """The version of all services: another one is refused in the answer to a greeting, or with FAILED_PRECONDITION."""
 
 

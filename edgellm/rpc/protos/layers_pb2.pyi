@@ -65,14 +65,12 @@ class HeldModel(_message.Message):
     def __init__(self, recipe: _Optional[_Union[Recipe, _Mapping]] = ..., pieces: _Optional[_Iterable[int]] = ..., arriving: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
 
 class Wanted(_message.Message):
-    __slots__ = ("protocol", "recipe", "pieces")
+    __slots__ = ("protocol", "recipe")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
-    PIECES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     recipe: Recipe
-    pieces: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol: _Optional[int] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., pieces: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ...) -> None: ...
 
 class There(_message.Message):
     __slots__ = ("sizes",)

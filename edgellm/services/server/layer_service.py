@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.errors import SAME_VERSION, MeasureFailed, ProtocolError
-from edgellm.rpc.layers import CONTRACT, PORTION, read_manifest, read_pieces, read_places, write_facts
+from edgellm.rpc.layers import CONTRACT, PORTION, read_manifest, read_pieces, write_facts
 from edgellm.rpc.measuring import MOST_SENT, DeviceFigures, read_blocks, write_figures
 from edgellm.rpc.protos import check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
@@ -51,8 +51,7 @@ class LayerService(Service):
         request = parse_message(pb.Wanted, data)
         check_version(request.protocol, "the other device")
         manifest, owner = read_manifest(request.recipe), self.owner(stream)
-        pieces = [manifest.pieces[index] for index in read_places(request.pieces, manifest)]
-        return pb.There(sizes=await asyncio.to_thread(self._store.reserve, manifest, pieces, owner))
+        return pb.There(sizes=await asyncio.to_thread(self._store.reserve, manifest, owner))
 
     async def put(self, data: bytes, stream: Stream) -> pb.Arrived:
         portion, owner = parse_message(pb.Portion, data), self.owner(stream)

@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,8 @@ async def _bring(home: Home, events: list[float]) -> None:
             events.append(time.monotonic())
 
     async with (await connect_authenticated(Address(home.host, home.port), home.attacker))[0] as channel:
-        await upload(channel, "worker", manifest, range(len(manifest.pieces)),
-                  lambda piece: cut_piece(model, piece.layers), RateLimiter(2e6), on_progress)  # fmt: skip
+        pace = RateLimiter(2e6)
+        await upload(channel, "worker", manifest, lambda piece: cut_piece(model, piece.layers), pace, on_progress)
 
 
 async def _compute(home: Home, events: list[float]) -> None:
@@ -139,7 +140,7 @@ def links(_quick: bool) -> Found:
             (root / name).symlink_to(precious)
             store = LayerStore(root, 10**9)
             with suppress(EdgeError, OSError):
-                store.reserve(manifest, [piece])
+                store.reserve(replace(manifest, pieces=(piece,)))
                 store.append(piece, 0, b"written through a link")
             if precious.read_text() != "mine":
                 wrong.append(f"{name}: written through a link")
