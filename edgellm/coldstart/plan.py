@@ -13,7 +13,6 @@ from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.problem import (
     Cut,
     Home,
-    Objective,
     Solution,
     StageTimes,
     Stop,
@@ -69,10 +68,6 @@ class PlanOption:
         """The layers of each device."""
         return tuple(StageShare(stage.device, stage.layers) for stage in self.stages)
 
-    def seconds(self, objective: Objective) -> float:
-        """Return the time that an objective minimises."""
-        return self.reply_s if objective == "reply" else self.ttft_s
-
     @property
     def names(self) -> str:
         """The names of the devices, for a sentence."""
@@ -119,7 +114,7 @@ class Plan:
 
     def seconds(self, option: PlanOption) -> float:
         """Return the time of an option that the plan's objective minimises."""
-        return option.seconds(self.home.objective)
+        return option.reply_s if self.home.objective == "reply" else option.ttft_s
 
     @property
     def advised(self) -> PlanOption:

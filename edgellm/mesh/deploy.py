@@ -158,16 +158,17 @@ class _Deployment:
 
 
 def deploy_parts(split: Sequence[StageShare], workers: Mapping[str, Worker]) -> list[DeployPart]:
-    """Return the parts of a split, with devices looked up by name; workers on this machine by HOST:PORT. Raises
-    NotPaired: no device has that name; InvalidOption: a device is named twice; EdgeError: a device cannot be used; says
-    why."""
+    """Return the parts of a split. Raises InvalidOption: a device is named twice; NotPaired, EdgeError: as for
+    `worker_named`."""
     names = [share.name for share in split]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidOption(f"{twice} is named twice.", "Give each device its layers in one part.")
-    return [DeployPart(_worker(share.name, workers), share.layers) for share in split]
+    return [DeployPart(worker_named(share.name, workers), share.layers) for share in split]
 
 
-def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
+def worker_named(name: str, workers: Mapping[str, Worker]) -> Worker | None:
+    """Return the worker of that name, or at that HOST:PORT of this machine; None for this device. Raises NotPaired: no
+    device has that name; EdgeError: the device cannot be used; says why."""
     if name == HERE:
         return None
     worker = workers.get(name)

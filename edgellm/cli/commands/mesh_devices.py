@@ -15,7 +15,7 @@ from edgellm.cli.options import option
 from edgellm.cli.views.console import Columns, emit, emit_json, format_age, make_sure, one_line, say, show, tell
 from edgellm.cli.views.progress import ProgressBar, activity
 from edgellm.errors import EdgeError, InvalidOption, size
-from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
+from edgellm.layer_range import HERE, StageShare, ranges, read_split
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.model_files import resolve
 
@@ -297,15 +297,14 @@ def layers(
     yes: options.Yes = False,
     as_json: options.AsJson = False,
 ) -> None:
-    from edgellm.mesh.deploy import deploy_parts
+    from edgellm.mesh.deploy import worker_named
 
     if on is None and action == "clean":
         raise InvalidOption("`mesh layers clean` needs a device.", "Example: edgellm mesh layers clean --on here")
     workers = [] if on == HERE or (on and ":" in on) else find_home_workers()
     chosen: list[Worker | None] = [None, *workers]
     if on is not None:
-        (part,) = deploy_parts([StageShare(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})
-        chosen = [part.worker]
+        chosen = [worker_named(on, {worker.name: worker for worker in workers})]
     digest = ""
     if model is not None:
         with activity(f"reading {model}"):
