@@ -31,7 +31,6 @@ from edgellm.rpc.discovery.peer_probe import ask_peers
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Peer, Right, Rights, Trust
 from edgellm.storage.layer_pieces import MAX_PIECES, LayerPiece, Manifest
 from edgellm.storage.layer_store import CleanResult, HeldModel, StoreFacts
@@ -264,12 +263,9 @@ def worker_at(where: Endpoint) -> Worker:
 async def ask_worker(where: Endpoint) -> Worker:
     """Return the worker at an endpoint. A paired device that is named by its address gets its name in the list of
     peers."""
-    peer, rights = None, frozenset(Right)
-    if where.trust is None:
-        channel = await where.connect()
-    else:
-        channel, info = await connect_authenticated(where.address, where.trust, where.device)
-        peer, rights = info.peer, info.rights
+    channel, info = await where.meet()
+    peer, rights = (None, frozenset(Right)) if info is None else (info.peer, info.rights)
+    if peer is not None:
         name = peer.name if where.name == str(where.address) else where.name
         where = replace(where, name=name, device=peer.id)
     async with channel:

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from edgellm.errors import DeviceLost, EdgeError, EngineFailed, ProtocolError
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of, network_loop, open_channel
-from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.handshake import PeerInfo, connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust, trust_for
 
@@ -71,9 +71,14 @@ class Endpoint:
 
     async def connect(self) -> grpc.aio.Channel:
         """Return an open channel; the caller closes it."""
+        return (await self.meet())[0]
+
+    async def meet(self, seconds: float = HELLO_SECONDS) -> tuple[grpc.aio.Channel, PeerInfo | None]:
+        """Return an open channel, which the caller closes, and the paired device that has answered within `seconds`;
+        None in plain text."""
         if self.trust is None:
-            return open_channel(self.address)
-        return (await connect_authenticated(self.address, self.trust, self.device))[0]
+            return open_channel(self.address), None
+        return await connect_authenticated(self.address, self.trust, self.device, seconds)
 
     async def ask(self, method: str, request: Message) -> bytes:
         """Return a worker's answer to one request. Raise DeviceLost without an answer."""

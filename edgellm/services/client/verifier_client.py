@@ -17,13 +17,13 @@ import grpc.aio
 from edgellm import errors
 from edgellm.engine import Vocabulary, common_prefix
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import listening, send_magic_packets
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, announced_addresses
 from edgellm.rpc.link import Endpoint, ServiceLink, Timing
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import parse_message
-from edgellm.rpc.trust.handshake import RECHECK_SECONDS, connect_authenticated
+from edgellm.rpc.trust.handshake import RECHECK_SECONDS
 from edgellm.rpc.trust.trust import Peer
 from edgellm.services import verification_codec as codec
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, begun
@@ -185,12 +185,10 @@ class RemoteVerifier(Verifier):
                 _log.info("sent %s, to wake up %s", sent, peer.name)
 
     async def _connect(self, on_wait: OnWait = lambda _doing: None) -> codec.VerifierInfo:
+        channel, found = await self.where.meet(self.timing.hello)
+        if found is not None:  # from now on, the same device has to answer
+            self.where = replace(self.where, device=found.peer.id)
         where = self.where
-        if where.trust is None:
-            channel = open_channel(where.address)
-        else:
-            channel, found = await connect_authenticated(where.address, where.trust, where.device, self.timing.hello)
-            self.where = where = replace(where, device=found.peer.id)  # from now on, the same device has to answer
         try:
             info = await self._greeted(channel, on_wait)
         except grpc.aio.AioRpcError as error:
