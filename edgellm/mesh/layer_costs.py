@@ -9,7 +9,7 @@ from functools import partial
 from edgellm.coldstart.costs import TransformerShape
 from edgellm.engine import GgufHeader, ModelFile, native
 from edgellm.engine.gguf.cuttable import SLIVER
-from edgellm.engine.gguf.header import F16, F32, TENSOR_TYPES
+from edgellm.engine.gguf.header import F16, F32, TENSOR_TYPES, TensorInfo
 from edgellm.engine.gguf.synthetic_layers import ENOUGH, Blocks
 from edgellm.engine.gguf.writer import NewTensor, entry, portions, zeros
 from edgellm.engine.hardware import CACHE_TYPES
@@ -116,11 +116,10 @@ def stand_in(model: ModelFile) -> tuple[Blocks, TransformerShape]:
     }  # fmt: skip
 
     def tensor_of(name: str, shape: tuple[int, ...]) -> NewTensor:
-        own = kind if len(shape) > 1 else F32
-        nbytes = math.prod(shape) // TENSOR_TYPES[own][1] * TENSOR_TYPES[own][2]
-        return NewTensor(name, shape, own, nbytes, partial(zeros, nbytes))
+        tensor = TensorInfo(name, shape, kind if len(shape) > 1 else F32)
+        return tensor, partial(zeros, tensor.nbytes)
 
-    weights = sum(tensor_of(name, shape).nbytes for name, shape in shapes.items())
+    weights = sum(tensor_of(name, shape)[0].nbytes for name, shape in shapes.items())
     layers = min(max(1, header.text_layers), math.ceil(ENOUGH / weights))
     numbers = {
         "block_count": layers, "context_length": 4_096, "embedding_length": width, "feed_forward_length": ff,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -17,7 +18,7 @@ from edgellm.engine.gguf.reader import raw_entries
 
 def copy(source: BufferedReader, t: TensorInfo) -> writer.NewTensor:
     """Return a tensor of an open file as it is."""
-    return writer.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(writer.copied, source, t))
+    return t, partial(writer.copied, source, t)
 
 
 def with_entries(source: Path, target: Path, entries: Mapping[str, bytes]) -> Path:
@@ -52,5 +53,5 @@ def to_f32(source: Path, target: Path) -> None:
         if "general.file_type" in entries:
             entries["general.file_type"] = writer.entry("general.file_type", F32)
         all_ = file.header.tensors
-        tensors = [writer.NewTensor(t.name, t.shape, F32, 4 * t.n_elements, partial(floats, t)) for t in all_]
+        tensors = [(replace(t, kind=F32), partial(floats, t)) for t in all_]
         writer.write(target, writer.portions(file.header, entries.values(), tensors))

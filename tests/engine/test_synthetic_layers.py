@@ -35,13 +35,11 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quantised(wide: Path, kind: int, path: Path) -> Path:
     """The model with its matrices in another type, of zeros."""
     file = ModelFile.open(wide)
-    _name, block, size = TENSOR_TYPES[kind]
-    tensors = []
+    tensors: list[writer.NewTensor] = []
     for t in file.header.tensors:
         bare = t.name.startswith("blk.") and len(t.shape) > 1
-        nbytes = t.n_elements // block * size if bare else t.nbytes
-        data = partial(repeat, bytes(nbytes), 1)
-        tensors.append(writer.NewTensor(t.name, t.shape, kind if bare else t.kind, nbytes, data))
+        new = replace(t, kind=kind) if bare else t
+        tensors.append((new, partial(repeat, bytes(new.nbytes), 1)))
     writer.write(path, writer.portions(file.header, raw_entries(file).values(), tensors))
     return path
 

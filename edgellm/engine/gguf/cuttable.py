@@ -298,7 +298,7 @@ def _entries(src: ModelFile, first: int, last: int, tensors: Sequence[NewTensor]
         if (sections := _sections(header)) is not None:
             changed[f"{arch}.{SECTIONS}"] = sections
         entries = {key: raw for key, raw in entries.items() if not key.startswith("tokenizer.")}
-        changed[f"{arch}.vocab_size"] = next(t.shape[1] for t in tensors if t.name == EMBEDDING)
+        changed[f"{arch}.vocab_size"] = next(t.shape[1] for t, _ in tensors if t.name == EMBEDDING)
         changed["tokenizer.ggml.model"] = "no_vocab"
     return list((entries | {key: entry(key, value) for key, value in changed.items()}).values())
 
@@ -341,14 +341,12 @@ def _written(t: TensorInfo, source: BufferedReader, factor: float) -> NewTensor:
         data = partial(zeros, t.nbytes)
     elif factor != 1.0:
         data = partial(multiplied, source, t, factor)
-    return NewTensor(t.name, t.shape, t.kind, t.nbytes, data)
+    return t, data
 
 
 def _sliver(t: TensorInfo) -> TensorInfo:
     """Return the first rows of a matrix, or numbers of a vector."""
-    rows = t.shape[-1]
-    kept = min(SLIVER, rows)
-    return replace(t, shape=(*t.shape[:-1], kept), nbytes=t.nbytes // rows * kept)
+    return replace(t, shape=(*t.shape[:-1], min(SLIVER, t.shape[-1])))
 
 
 def _blank(t: TensorInfo) -> TensorInfo:
@@ -358,5 +356,4 @@ def _blank(t: TensorInfo) -> TensorInfo:
     if len(t.shape) > 1 and TENSOR_TYPES[kind][0] != "F32":
         fitting = [one for one, (_name, block, _size) in TENSOR_TYPES.items() if t.shape[0] % block == 0]
         kind = min(fitting, key=lambda one: TENSOR_TYPES[one][2] / TENSOR_TYPES[one][1])
-    _name, block, size = TENSOR_TYPES[kind]
-    return replace(t, kind=kind, nbytes=t.n_elements // block * size, offset=_BLANK)
+    return replace(t, kind=kind, offset=_BLANK)

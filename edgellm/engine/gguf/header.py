@@ -28,7 +28,7 @@ ValueType = IntEnum(
 """GGUF's types of values in the metadata."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Codes of the `struct` module for value types."""
-F32, F16 = 0, 1
+F32, F16, I8 = 0, 1, 24
 SPLIT_KEYS = "split."  # prefix of the keys of a split model's parts
 _TOKEN, _MERGE = 180, 112  # bytes of a token in llama.cpp's tables, and of a merge
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
@@ -45,19 +45,23 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor's place. `shape` is in GGUF's order (columns first), `offset` counts from the start of the file, `part`
-    is the number of the file in a split model, from 0."""
+    """A tensor's type and place. `shape` is in GGUF's order (columns first), `offset` counts from the start of the
+    file, `part` is the number of the file in a split model, from 0."""
 
     name: str
     shape: tuple[int, ...]
     kind: int
-    offset: int
-    nbytes: int
+    offset: int = 0
     part: int = 0
 
     @property
     def n_elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        _name, block, size = TENSOR_TYPES[self.kind]
+        return self.n_elements // block * size
 
     @property
     def layer(self) -> int | None:

@@ -289,10 +289,10 @@ class _Parser:
         if kind not in TENSOR_TYPES:
             what = f"{self.path} holds tensor {name!r} in the unknown type {kind}."
             raise ModelUnsupported(what, "Use another quantisation.")
-        type_name, block, block_bytes = TENSOR_TYPES[kind]
+        type_name, block, _size = TENSOR_TYPES[kind]
         if not 0 < count < 2**62 or (shape[0] if shape else 1) % block:
             raise self.corrupt(f"gives tensor {name!r} the shape {shape}, impossible for {type_name}")
-        return TensorInfo(name, shape, kind, offset, count // block * block_bytes)
+        return TensorInfo(name, shape, kind, offset)
 
     def placed(self, infos: Sequence[TensorInfo], data_offset: int, alignment: int) -> Iterator[TensorInfo]:
         """Yield the tensors with file offsets; check that they lie one after the other, padded, within the file."""

@@ -4,10 +4,11 @@ which is read without loading the model, and written as a file of its own."""
 import ctypes
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,15 +22,8 @@ from edgellm.errors import ModelCorrupt, ModelUnsupported
 _STEP = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class NewTensor:
-    """A tensor to write: `shape` in GGUF's order (columns first), `data` gives its `nbytes` bytes in any portions."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: int
-    nbytes: int
-    data: Callable[[], Iterable[bytes | memoryview]]
+NewTensor: TypeAlias = tuple[TensorInfo, Callable[[], Iterable[bytes | memoryview]]]
+"""A tensor to write, and what gives its bytes in any portions; its place is found as it is written."""
 
 
 def entry(key: str, value: str | float | Sequence[int]) -> bytes:
@@ -83,14 +77,14 @@ def zeros(nbytes: int) -> Iterator[bytes]:
 def portions(like: GgufHeader, entries: Iterable[bytes], tensors: Sequence[NewTensor]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a file with the version and alignment of `like`; a portion is valid until the next."""
     values, infos, due = tuple(entries), [], 0
-    for t in tensors:
+    for t, _ in tensors:
         shape = struct.pack(f"<I{len(t.shape)}Q", len(t.shape), *t.shape)
         infos.append(_text(t.name) + shape + struct.pack("<IQ", t.kind, due))
         due += t.nbytes + -t.nbytes % like.alignment
     head = b"".join((b"GGUF", struct.pack("<IQQ", like.version, len(tensors), len(values)), *values, *infos))
     yield head + bytes(-len(head) % like.alignment)
-    for t in tensors:
-        yield from t.data()
+    for t, data in tensors:
+        yield from data()
         yield bytes(-t.nbytes % like.alignment)
 
 
