@@ -39,7 +39,7 @@ _NOTES = frozenset(
 """Keywords that say nothing about what is valid."""
 _TYPES = {"string": str, "integer": int, "boolean": bool}
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keywords with schemas by name
-_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")  # keywords with lists of schemas
+_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # keywords with lists of schemas
 _SINGLE = ("items", "additionalProperties", "additionalItems", "propertyNames")
 _OF_REFERENCE = "#/%~!$&'()*+,;=:@?"  # characters of a URI; names of types also have brackets
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -237,9 +237,6 @@ class _Preparation:
             made["additionalProperties"] = False
 
     def _array(self, made: dict[str, Any]) -> None:
-        if isinstance(made.get("items"), list):  # the form before draft 2020-12
-            made["prefixItems"], more = made.pop("items"), made.pop("additionalItems", None)
-            made |= {} if more is None else {"items": more}
         if made.pop("uniqueItems", False) is not True:
             return
         values = _listed(self._followed(made.get("items", True)))

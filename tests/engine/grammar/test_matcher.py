@@ -145,6 +145,8 @@ def test_what_follows_a_grammar_is_valid(model: Model, seed: int) -> None:
          '"a.b@example.org"'),
         ({"type": "string", "format": "duration", "pattern": r"^P(?!.*W)(?=\d|T\d)(\d+D)?(T\d+H)?$"}, '"P1DT2H"'),
         ({"type": "string", "format": "time", "pattern": r"^\d\d:\d\d$"}, '"09:30"'),
+        ({"type": "array", "items": [{"type": "integer"}, {"format": "date"}], "additionalItems": False, "minItems": 2},
+         '[1,"2020-02-29"]'),
         ({"type": "integer", "minimum": 1}, "17"),
         ({"enum": ['"', "\\", "é"]}, '"\\\\"'),
     ],
