@@ -15,7 +15,7 @@ from edgellm.engine import native
 from edgellm.engine.chat.prompt import ChatTemplate, ThinkingMarkup, find_markup
 from edgellm.engine.chat.template import Message, TemplateRenderer
 from edgellm.engine.gguf.header import GgufHeader
-from edgellm.engine.gguf.reader import ModelFile
+from edgellm.engine.gguf.reader import ModelFile, tokenizer_entries
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.vocabulary import (
     ALWAYS_APART,
@@ -29,7 +29,6 @@ from edgellm.engine.vocabulary import (
     attributes,
     in_thread,
     tokenized,
-    tokenizer_hash,
 )
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported, PromptTooLong
 
@@ -118,7 +117,7 @@ class TextModel:
         """Return whether both files describe the same tokenizer, so that no vocabulary has to be read to compare them.
         Raises ModelUnsupported without a tokenizer."""
         self._check_vocabulary()
-        return self.n_vocab == other.n_vocab and tokenizer_hash(self.file) == tokenizer_hash(other.file)
+        return self.n_vocab == other.n_vocab and tokenizer_entries(self.file) == tokenizer_entries(other.file)
 
     def _required(self, pieces: Sequence[bytes], kinds: bytes) -> frozenset[int]:
         """Return the ids that end a generation, and the control tokens that the chat template writes."""

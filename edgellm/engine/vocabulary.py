@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine import native
-from edgellm.engine.gguf.reader import ModelFile, raw_entries
 from edgellm.engine.native import ShouldStop, lib
 from edgellm.errors import EngineFailed, Stopped, TextRefused
 from edgellm.isolation.child import Child, ChildFailed, ChildKind, LimitExceeded, Limits
@@ -124,20 +123,6 @@ class Vocabulary:
 def _is_written(piece: bytes, kind: int) -> bool:
     """Return whether a token occurs in ordinary texts, and not only as padding or as a control token."""
     return bool(kind & _WRITTEN) and not kind & (_UNUSED | _CONTROL) and not _FILLER.fullmatch(piece)
-
-
-TOKENIZER = "tokenizer."
-"""Prefix of the entries of a file that describe its tokenizer."""
-
-
-def tokenizer_hash(file: ModelFile) -> bytes:
-    """Return a hash of all that a file says about its tokenizer, its chat template included."""
-    digest = hashlib.sha256()
-    for key, raw in sorted(raw_entries(file).items()):
-        if key.startswith(TOKENIZER):
-            said = raw[8 + len(key.encode()) :]  # the type, and the value
-            digest.update(struct.pack("<QQ", len(key), len(said)) + key.encode() + said)
-    return digest.digest()
 
 
 DEPTH = 1_000

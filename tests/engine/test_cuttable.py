@@ -27,8 +27,8 @@ from edgellm.engine import (
 from edgellm.engine.gguf import cuttable, writer
 from edgellm.engine.gguf.cuttable import RULES, CutRule, check_cuttable, cut_points, exit_cuts, largest_part
 from edgellm.engine.gguf.header import TENSOR_TYPES
+from edgellm.engine.gguf.reader import tokenizer_entries
 from edgellm.engine.gguf.writer import requantise, token_count
-from edgellm.engine.vocabulary import tokenizer_hash
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit import ROOT
 from testkit.gguf.architectures import ARCHITECTURES, SHAPES_TO_CUT, WINDOW
@@ -217,7 +217,7 @@ def test_shards_have_a_tokenizer_or_none_and_a_matrix_of_the_vocabularys_size_at
     write(path, Shape("qwen2", 400, 4, 64, 2, 1, 96, 512, bias=True, tied=False), "Q8_0")
     assert WholeModel(path).largest_difference(tmp_path, (0, 1, 3)) < SAME
     first, middle, last = (check_gguf(tmp_path / f"{part}.gguf") for part in ("0-0", "1-2", "3-3"))
-    assert tokenizer_hash(ModelFile.open(path)) == tokenizer_hash(ModelFile.open(tmp_path / "0-0.gguf"))
+    assert tokenizer_entries(ModelFile.open(path)) == tokenizer_entries(ModelFile.open(tmp_path / "0-0.gguf"))
     assert (token_count(first), token_count(last)) == (400, 0)
     # The matrix is the head where there is one, else a sliver.
     assert middle.metadata[f"{middle.architecture}.vocab_size"] == 32

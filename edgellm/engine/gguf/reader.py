@@ -405,3 +405,8 @@ def raw_entries(file: ModelFile) -> dict[str, bytes]:
         source.seek(min(starts, default=0))
         found = {key: source.read(end - start) for key, start, end in zip(lengths, starts, ends, strict=True)}
     return {key: raw for key, raw in found.items() if single or not key.startswith(SPLIT_KEYS)}
+
+
+def tokenizer_entries(file: ModelFile) -> dict[str, bytes]:
+    """Return all that a model's file says about its tokenizer, its chat template included, as it stands there."""
+    return {key: raw for key, raw in raw_entries(file).items() if key.startswith("tokenizer.")}

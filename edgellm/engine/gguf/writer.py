@@ -14,9 +14,8 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.gguf.header import SCALARS, GgufArray, GgufHeader, TensorInfo, ValueType
-from edgellm.engine.gguf.reader import ModelFile, raw_entries, strings_at
+from edgellm.engine.gguf.reader import ModelFile, strings_at, tokenizer_entries
 from edgellm.engine.native import lib
-from edgellm.engine.vocabulary import TOKENIZER
 from edgellm.errors import ModelCorrupt, ModelUnsupported
 
 _STEP = 2**20
@@ -143,19 +142,18 @@ def token_texts(file: ModelFile) -> Sequence[bytes]:
     """Return the texts of all tokens; none where the file has no vocabulary."""
     count = token_count(file.parts[0])
     # They begin behind the key, the types and the count.
-    return list(strings_at(raw_entries(file)[TOKENS], 24 + len(TOKENS), count)) if count else ()
+    return list(strings_at(tokenizer_entries(file)[TOKENS], 24 + len(TOKENS), count)) if count else ()
 
 
 def tokenizer_file(file: ModelFile, name: str = "") -> bytes:
     """Return the bytes of a GGUF file with the tokenizer and the chat template of `file`, under its name or another.
     Raises ModelUnsupported: it has no tokenizer, or one of more than `MAX_TOKENIZER` bytes; OSError: it cannot be
     read."""
-    header, entries = file.parts[0], raw_entries(file)
+    header = file.parts[0]
     if not token_count(header):
         raise ModelUnsupported(f"{file.path} contains no tokenizer.", "Use a whole model file.")
-    kept = [raw for key, raw in entries.items() if key == "general.architecture"]
-    kept.append(entry("general.name", name or file.name))
-    kept += (raw for key, raw in entries.items() if key.startswith(TOKENIZER) and key != _UNREAD)
+    kept = [entry("general.architecture", header.architecture), entry("general.name", name or file.name)]
+    kept += (raw for key, raw in tokenizer_entries(file).items() if key != _UNREAD)
     data = b"".join(portions(replace(header, alignment=32), kept, ()))  # GGUF's default
     if len(data) > MAX_TOKENIZER:
         what = f"The tokenizer of {file.path} has {len(data)} bytes; {MAX_TOKENIZER} are possible."
