@@ -19,7 +19,7 @@ from edgellm.engine.hardware import ON_PROCESSOR
 from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.model import LoadSpec, drafter_file, mtp_obstacle
 from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit, target_layers
-from edgellm.engine.speculators.speculator import WINDOW, Speculator, StateFunctions, StateWindow, rows_at
+from edgellm.engine.speculators.speculator import WINDOW, Speculator, StateWindow, rows_at, state_functions
 from edgellm.errors import ModelUnsupported, Stopped
 from testkit.gguf.architectures import WITH_MTP
 from testkit.gguf.reader import read_gguf
@@ -79,7 +79,7 @@ def hybrid(architectures: Architectures) -> Iterator[Model]:
 
 def afresh(model: Model, ids: Ids) -> Floats:
     """Return the prediction after `ids`, read in one batch by contexts of its own, as llama.cpp's server does it."""
-    functions, head = StateFunctions.find(), model.spec.eagle3
+    functions, head = state_functions(), model.spec.eagle3
     assert functions is not None
     n = len(ids)
     spec = NativeSpec(n, 1, n, threads=1, unified=True, cache_type="f32", flash=False)
@@ -224,7 +224,7 @@ def test_each_reason_against_it(architectures: Architectures, monkeypatch: pytes
     assert "not tried with mimo2" in mtp_obstacle(other)
     assert "the file has 2" in mtp_obstacle(changed(header, nextn_predict_layers=2))
     assert "lacks blk.4.nextn.hnorm" in mtp_obstacle(changed(header, "blk.4.nextn.hnorm.weight"))
-    monkeypatch.setattr(StateFunctions, "find", lambda: None)
+    monkeypatch.setattr("edgellm.engine.speculators.mtp.state_functions", lambda: None)
     assert "does not export" in mtp_obstacle(header)
 
 
@@ -262,7 +262,7 @@ def layer_inputs(model: Model, ids: Ids, layers: tuple[int, ...]) -> Floats:
 
 @pytest.mark.parametrize("name", sorted(VERIFIERS))
 def test_the_states_are_the_inputs_of_the_layers(architectures: Architectures, name: str) -> None:
-    functions, ids = StateFunctions.find(), some_ids(12)
+    functions, ids = state_functions(), some_ids(12)
     assert functions is not None
     with Model.load(architectures(name)) as model:
         last = model.n_layer if name in LAST_OUTPUT else model.n_layer - 1
@@ -306,7 +306,7 @@ def test_a_head_is_refused_before_loading_where_it_does_not_fit(
         assert why in misfit(one, other)
     with pytest.raises(ModelUnsupported, match=r"does not fit the verifier .*: it reads states of 96 numbers"):
         check_eagle3(replace(head, header=changed(head.header, target_hidden_size=96)), verifier)
-    monkeypatch.setattr(StateFunctions, "find", lambda: None)
+    monkeypatch.setattr("edgellm.engine.speculators.eagle3.state_functions", lambda: None)
     with pytest.raises(ModelUnsupported, match="does not export the functions"):
         Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head))
 

@@ -19,9 +19,9 @@ from edgellm.engine.speculators.speculator import (
     WINDOW,
     Speculator,
     SpeculatorModel,
-    StateFunctions,
     rows_at,
     spec_beside,
+    state_functions,
 )
 from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import ModelUnsupported
@@ -133,7 +133,7 @@ def loaded(file: ModelFile, verifier: ModelFile, hardware: Hardware, *, dry: boo
 def check_eagle3(file: ModelFile, verifier: ModelFile) -> None:
     """Raise ModelUnsupported where a head cannot draft for a verifier."""
     why = misfit(file.header, verifier.header)
-    if not why and StateFunctions.find() is None:
+    if not why and state_functions() is None:
         why = "this build of llama.cpp does not export the functions for it"
     if why := why or _other_tokens(file, verifier) or _wild_map(file):
         raise ModelUnsupported(

@@ -9,7 +9,7 @@ from edgellm.engine import native
 from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.llama_api import NativeContext, NativeSpec, open_context
 from edgellm.engine.native import lib
-from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, StateFunctions, StateWindow, spec_beside
+from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, StateWindow, spec_beside, state_functions
 from edgellm.engine.trial.probe import MTP
 
 STATES_OF_LAST_ROWS = frozenset(("qwen3next", "step35"))
@@ -33,7 +33,7 @@ def unusable(header: GgufHeader) -> str:
     first = header.text_layers
     if missing := [name for name in _NEEDED if header.tensor(f"blk.{first}.{name}.weight") is None]:
         return f"the file lacks blk.{first}.{missing[0]} of its MTP layer"
-    return "" if StateFunctions.find() is not None else "this build of llama.cpp does not export the functions for it"
+    return "" if state_functions() is not None else "this build of llama.cpp does not export the functions for it"
 
 
 class MtpLayer(Speculator):

@@ -12,9 +12,10 @@ a copy of the states, and behind a long prompt its attention begins `WINDOW` tok
 import ctypes
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -24,35 +25,27 @@ from edgellm.engine.native import Stop, lib
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import EngineFailed
 
-_KEEP = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
-_STATES = "_Z26llama_get_embeddings_nextnP13llama_context"
-_KEEP_INPUTS = "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
-_INPUTS = "_Z30llama_get_embeddings_layer_inpP13llama_contextj"
 _POINTER, _LAYER, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
+_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
+    "keep": ("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, _POINTER, _BOOL, _BOOL),
+    "states": ("_Z26llama_get_embeddings_nextnP13llama_context", _POINTER, _POINTER),
+    "keep_inputs": ("_Z30llama_set_embeddings_layer_inpP13llama_contextjb", None, _POINTER, _LAYER, _BOOL),
+    "inputs": ("_Z30llama_get_embeddings_layer_inpP13llama_contextj", _POINTER, _POINTER, _LAYER),
+}
+"""llama.cpp's functions over the states of a context's last computation: the name, and the types of the result and of
+the arguments. `keep` (flag, only rows with logits) and `keep_inputs` (layer, flag) have a context keep its rows' last
+states, and the rows that enter a layer; `states` and `inputs` (layer) return the address of what was kept, None
+without."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateFunctions:
-    """llama.cpp's functions over the states of a context's last computation, of a pointer each. `keep` (flag, only rows
-    with logits) and `keep_inputs` (layer, flag) have a context keep its rows' last states, and the rows that enter a
-    layer; `states` and `inputs` (layer) return the address of what was kept, None without."""
-
-    keep: Any
-    states: Any
-    keep_inputs: Any
-    inputs: Any
-
-    @staticmethod
-    @functools.cache
-    def find() -> "StateFunctions | None":
-        """Return the functions; None where the library lacks one of them."""
-        try:
-            found = [native.LIBRARY.function(name) for name in (_KEEP, _STATES, _KEEP_INPUTS, _INPUTS)]
-        except AttributeError:
-            return None
-        signatures = ((None, _BOOL, _BOOL), (_POINTER,), (None, _LAYER, _BOOL), (_POINTER, _LAYER))
-        typed = zip(found, signatures, strict=True)
-        return StateFunctions(*(native.bind(one, result, _POINTER, *rest) for one, (result, *rest) in typed))
+@functools.cache
+def state_functions() -> Any:
+    """Return the functions; None where the library lacks one of them."""
+    try:
+        found = {name: (native.LIBRARY.function(own), types) for name, (own, *types) in _FUNCTIONS.items()}
+    except AttributeError:
+        return None
+    return SimpleNamespace(**{name: native.bind(function, *types) for name, (function, types) in found.items()})
 
 
 def rows_at(address: int | None, n: int, width: int) -> Floats:
@@ -135,7 +128,7 @@ class Speculator(ABC):
         self._trunk = trunk
         self._context = NativeContext(owned, spec.threads, trunk.n_vocab)
         self._every, self._last_row = every, 0
-        self._functions = cast(StateFunctions, StateFunctions.find())  # the model was looked at
+        self._functions = state_functions()
         self._functions.keep(owned.pointer, True, not every)
         self._batch = LlamaBatch(rows, spec.n_ctx)
         self._inputs = np.zeros((rows, inputs), dtype=np.float32)
