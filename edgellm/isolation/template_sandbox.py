@@ -16,7 +16,8 @@ from typing import TypeAlias
 from jinja2 import BaseLoader
 from jinja2.exceptions import UndefinedError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Filter, Macro, Name, Node, Test
+from jinja2.meta import find_undeclared_variables
+from jinja2.nodes import Filter, Name, Node, Test
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -30,7 +31,6 @@ Renderer: TypeAlias = Callable[[Mapping[str, object]], str]
 """Returns a conversation as text, followed by the opening of the assistant's turn. The keys of a conversation are
 `messages`, `bos_token`, `eos_token` and any arguments of the template."""
 
-_OWN_NAMES = ("loop", "caller", "varargs", "kwargs", "self", "super")  # Jinja's own names
 _FOR_MISSING = ("defined", "undefined", "default", "d")  # tests and filters for arguments that may be missing
 _MAX_MESSAGE = 300  # characters of an error's message
 _EVERYTHING = "{{ '\u00e9' ~ [1]|tojson ~ strftime_now('%c') ~ lipsum(n=1)|wordwrap }}{{ missing.attribute }}"
@@ -78,19 +78,13 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def arguments(source: str) -> list[str]:
     """Return the names of the arguments that a template reads, sorted: variables that it does not set, or that it sets
     only where they are missing. Raises Jinja's errors."""
-    environment = _environment()
-    read, written, optional, own = set[str](), set[str](), set[str](), {*environment.globals, *_OWN_NAMES}
-    rest: list[Node] = [environment.parse(source)]
-    while rest:
-        node = rest.pop()
-        rest += node.iter_child_nodes()
-        if isinstance(node, Name):
-            (read if node.ctx == "load" else written).add(node.name)
-        elif isinstance(node, Macro):
-            own.add(node.name)
-        elif isinstance(node, (Test, Filter)) and node.name in _FOR_MISSING and isinstance(node.node, Name):
-            optional.add(node.node.name)
-    return sorted(read - own - (written - optional))
+    tree = _environment().parse(source)
+    written = {name.name for name in tree.find_all(Name) if name.ctx != "load"}
+    optional = {
+        one.node.name for one in tree.find_all((Test, Filter))
+        if one.name in _FOR_MISSING and isinstance(one.node, Name)
+    }  # fmt: skip
+    return sorted(find_undeclared_variables(tree) - (written - optional))
 
 
 def describe(error: Exception) -> str:
