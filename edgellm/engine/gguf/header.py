@@ -28,7 +28,7 @@ ValueType = IntEnum(
 """GGUF's types of values in the metadata."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Codes of the `struct` module for value types."""
-F32, F16, I8 = 0, 1, 24
+F32, F16 = 0, 1
 SPLIT_KEYS = "split."  # prefix of the keys of a split model's parts
 _TOKEN, _MERGE = 180, 112  # bytes of a token in llama.cpp's tables, and of a merge
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from edgellm import system
-from edgellm.engine.gguf.header import I8, TensorInfo
 from edgellm.engine.gguf.reader import ModelFile, is_index
 from edgellm.engine.gguf.writer import copied
 from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offload_devices
@@ -74,10 +73,10 @@ class Probe:
         parts = (part for one in self.files for part in zip(one.paths, one.parts, strict=True))
         for path, header in parts:
             digest.update(f" {header.file_size}".encode())
-            whole_header = TensorInfo("header", (header.data_offset,), I8)
             with path.open("rb") as file:
-                for part in (whole_header, *(tensor for tensor in header.tensors if is_index(tensor.name))):
-                    for portion in copied(file, part):
+                digest.update(file.read(header.data_offset))
+                for tensor in filter(lambda tensor: is_index(tensor.name), header.tensors):
+                    for portion in copied(file, tensor):
                         digest.update(portion)
         return digest.hexdigest()
 
