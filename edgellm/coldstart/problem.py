@@ -4,6 +4,7 @@ as such a problem, and the paper's baselines (section 5.2)."""
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -355,8 +356,7 @@ def heuristic(speed: npt.ArrayLike, disk: npt.ArrayLike, task: Task) -> Cut | No
 def best_single(task: Task) -> Cut | None:
     """Return all layers on the fastest device that can hold them; None if none can."""
     singles = [((device, task.layers),) for device in range(task.devices)]
-    load = task.opening + task.alone_load + task.compute.sum(1)
-    return min((cut for cut in singles if fits(task, cut)), key=lambda cut: load[cut[0][0]], default=None)
+    return min((cut for cut in singles if fits(task, cut)), key=partial(makespan, task), default=None)
 
 
 def ideal_single(peak: npt.ArrayLike, task: Task) -> Cut:

@@ -167,7 +167,7 @@ def deploy_parts(split: Sequence[StageShare], workers: Mapping[str, Worker]) -> 
 
 
 def worker_named(name: str, workers: Mapping[str, Worker]) -> Worker | None:
-    """Return the worker of that name, or at that HOST:PORT of this machine; None for this device. Raises NotPaired: no
+    """Return the worker of that name, or at that HOST:PORT; None for this device. Raises NotPaired: no
     device has that name; EdgeError: the device cannot be used; says why."""
     if name == HERE:
         return None

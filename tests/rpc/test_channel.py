@@ -11,7 +11,7 @@ from edgellm.errors import InvalidOption, PairingRequired, PortTaken, ProtocolEr
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import listening
-from edgellm.rpc.protos import parse_message
+from edgellm.rpc.protos import PROTOCOL, parse_message
 from edgellm.rpc.protos import trust_pb2 as pb
 from tests.programs import run_python
 from tools import protos
@@ -82,6 +82,7 @@ def test_committed_code_is_what_the_contract_generates(tmp_path: Path) -> None:
     for made in protos.generate(tmp_path):
         committed = protos.ROOT / made.relative_to(tmp_path)
         assert made.read_text() == committed.read_text(), "run: python -m tools.protos"
+    assert f"// Protocol version {PROTOCOL}, " in (protos.ROOT / protos.PROTOS[0]).read_text()
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
