@@ -18,8 +18,8 @@ from edgellm.engine.gguf.header import GgufHeader
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
-from edgellm.engine.model import ContextSpec, LoadSpec, Model, output_rows, speculator_module
-from edgellm.engine.trial.probe import EAGLE3
+from edgellm.engine.model import ContextSpec, LoadSpec, Model, output_rows, probe_of, speculator_module
+from edgellm.engine.trial.probe import EAGLE3, faults_of
 from edgellm.errors import InvalidOption, MemoryShort
 
 Contexts: TypeAlias = Callable[[Model], Sequence[Context]]
@@ -137,8 +137,9 @@ class Placed:
         return [Context(model, spec) for _ in range(several)]
 
     def use(self) -> MemoryUse:
-        """Return the memory that llama.cpp would take."""
-        return reckon(self.file, self.hardware, self.contexts, self.eagle3)
+        """Return the memory that llama.cpp would take. Raises ModelUnsupported: it ends the process over the file."""
+        faults, _ = faults_of(probe_of(self.file, LoadSpec(self.hardware, dry=True, eagle3=self.eagle3)))
+        return reckon(self.file, self.hardware, self.contexts, self.eagle3, faults)
 
     def estimate(self) -> int:
         """Return the bytes that it takes on the processor, by its headers."""
@@ -219,20 +220,20 @@ def _with_context(file: ModelFile, hardware: Hardware, sessions: int) -> tuple[H
 
 
 def reckon(
-    file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: ModelFile | None = None, *, reserved: bool = False
-) -> MemoryUse:
+    file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: ModelFile | None = None,
+    faults: Sequence[str] = (), *, reserved: bool = False,
+) -> MemoryUse:  # fmt: skip
     """Return the memory that llama.cpp would take for a model with these contexts, and for the EAGLE-3 head `eagle3`
-    beside them; nothing is loaded.
+    beside them; nothing is loaded. `faults` as for `Model.load`.
 
     llama.cpp reserves logits of all rows of a batch, but few are used. Unused rows count if some layers are on a
     graphics card, or with `reserved`: a processor's memory is taken as it is written to. Raises ModelUnsupported:
     llama.cpp cannot use the file; EngineFailed: a context cannot be opened.
     """
     few = not reserved and not hardware.gpu_layers
+    spec = LoadSpec(hardware, dry=True, few_outputs=few, speculates=True, eagle3=eagle3)
     with native.log.listen() as lines, ExitStack() as closing:
-        model = closing.enter_context(
-            Model.load(file, LoadSpec(hardware, dry=True, few_outputs=few, speculates=True, eagle3=eagle3), faults=())
-        )
+        model = closing.enter_context(Model.load(file, spec, faults=faults))
         opened = [closing.enter_context(context) for context in contexts(model)]
         checkpoints = sum(checkpoint_bytes(file.header, context.n_ctx, context.n_seq) for context in opened)
         n_vocab = model.n_vocab

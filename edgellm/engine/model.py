@@ -177,7 +177,7 @@ class Model(TextModel):
 def probe_of(file: ModelFile, spec: LoadSpec) -> Probe:
     """Return the trial of a model for a child process."""
     mtp = not spec.text_only and spec.eagle3 is None and not mtp_obstacle(file.header)
-    return Probe(file, spec.hardware, spec.text_only, mtp, spec.eagle3)
+    return Probe(file, spec.hardware, spec.text_only, mtp, spec.eagle3, spec.dry)
 
 
 def _half(progress: Callable[[float], None] | None, start: float) -> Callable[[float], None] | None:

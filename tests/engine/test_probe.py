@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from edgellm.engine import Model, ModelFile, check_gguf
 from edgellm.engine.gguf import reader
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
+from edgellm.engine.memory_fit import Placed
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.trial import probe
 from edgellm.engine.trial.probe import EAGLE3, MTP
@@ -267,6 +269,15 @@ def test_a_file_taking_more_memory_than_granted_is_refused(children: Children, t
         with pytest.raises(ModelUnsupported, match="it exceeds its memory limit"):
             Model.load(tiny_path)
     assert children.started == 1
+
+
+def test_before_its_memory_is_reckoned_here_a_file_is_tried(children: Children, tiny_path: Path) -> None:
+    placed = Placed(ModelFile.open(tiny_path), Hardware())
+    assert placed.use() == placed.use()
+    assert children.started == 1
+    children.program = OUT_OF_MEMORY
+    with pytest.raises(ModelUnsupported, match="ends the process that loads it"):
+        replace(placed, hardware=Hardware(cache_type="q8_0")).use()
 
 
 def test_what_stops_the_loading_stops_the_child(children: Children, tiny_path: Path) -> None:

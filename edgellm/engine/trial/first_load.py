@@ -33,10 +33,10 @@ def _try_model(
     report: Report, _data: memoryview, path: str, eagle3: str, size: int, hardware: dict[str, Any],
     ways: dict[str, bool],
 ) -> None:  # fmt: skip
-    """Load a model, and decode some rows.
+    """Load a model, and decode some rows, or only open a context for it.
 
     `eagle3` is the path of an EAGLE-3 head or "", `size` the bytes of all files. `ways`: `text_only` for the vocabulary
-    alone, `mtp` to try the MTP layer, too.
+    alone, `mtp` to try the MTP layer, too, `dry` to load no weights.
     """
     limit("RLIMIT_CORE", 0)
     limit("RLIMIT_CPU", _SECONDS + _SECONDS * size // 10**9, soft=True)
@@ -47,9 +47,13 @@ def _try_model(
     # The child chooses no cards where the parent has not.
     chosen = Hardware(**{**hardware, **lists, "gpu_layers": hardware["gpu_layers"] or 0})
     head = ModelFile.open(Path(eagle3)) if eagle3 else None
-    spec = LoadSpec(chosen, text_only=ways["text_only"], speculates=ways["mtp"] or head is not None, eagle3=head)
+    spec = LoadSpec(chosen, text_only=ways["text_only"], dry=ways["dry"], speculates=ways["mtp"] or head is not None,
+                    eagle3=head)  # fmt: skip
     try:
         with Model.load(Path(path), spec, progress=report, faults=()) as model:
+            if spec.dry:
+                Context(model, ContextSpec(n_ctx=_POSITIONS, rolls_back=True, speculates=True)).close()
+                return
             if model.has_vocabulary:
                 _ = model.vocabulary
                 model.tokenize("A word,\n2 words.", special=True)

@@ -38,13 +38,14 @@ _BUNDLED = ("draft.gguf", "verifier.gguf", "smollm2/draft.gguf")
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A model to try, and the `hardware` to load it on; also its MTP layer (`mtp`), or the EAGLE-3 head `eagle3` beside
-    it."""
+    it. `dry` as for `LoadSpec`."""
 
     file: ModelFile
     hardware: Hardware = ON_PROCESSOR
     text_only: bool = False
     mtp: bool = False
     eagle3: ModelFile | None = None
+    dry: bool = False
 
     @property
     def speculator(self) -> str:
@@ -67,7 +68,7 @@ class Probe:
         cards = offload_devices(hardware.devices) if hardware.gpu_layers else []
         devices = [f"{card.kind} {card.name.rstrip(string.digits)} {card.description}" for card in cards]
         built = sorted({name.partition("[")[0] for name in backends()})  # without addresses of RPC servers
-        ways = (self.text_only, self.speculator)
+        ways = (self.text_only, self.speculator, self.dry)
         cache = hardware.cache_type or DEFAULT_CACHE, hardware.flash_attn
         digest = hashlib.sha256(repr((commit(), built, devices, ways, cache)).encode())
         parts = (part for one in self.files for part in zip(one.paths, one.parts, strict=True))
@@ -136,7 +137,7 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None) 
             "try_model", Limits(), path=str(probe.file.path), eagle3="" if eagle3 is None else str(eagle3.path),
             size=sum(file.header.file_size for file in probe.files),
             hardware={name: getattr(probe.hardware, name) for name in TRIED},
-            ways={name: getattr(probe, name) for name in ("text_only", "mtp")},
+            ways={name: getattr(probe, name) for name in ("text_only", "mtp", "dry")},
         )  # fmt: skip
         try:
             trial.result(progress=progress)
