@@ -47,7 +47,7 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
     tokens = rounds = 0
     for case in cases:
         method.begin(case)
-        state = GenerationState(case.prompt, terms=VerdictTerms(expect=method.copies.expect))
+        state = GenerationState(case.prompt, terms=VerdictTerms(expect=method.retriever.expect))
         method.drafter.begin(state)
         session = verifier.open(state)
         try:

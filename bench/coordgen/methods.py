@@ -30,8 +30,8 @@ MOST = 40
 class Everything(DraftPolicy):
     """Copies all that is offered, up to a length, at any cost."""
 
-    def __init__(self, copies: EvidenceAcceptance | None = None, most: int = MOST) -> None:
-        super().__init__(CostCurve((1, 64), (1.0, 1.0)), copies)
+    def __init__(self, copy_chances: EvidenceAcceptance | None = None, most: int = MOST) -> None:
+        super().__init__(CostCurve((1, 64), (1.0, 1.0)), copy_chances)
         self._most = most
 
     def looks(self, known: int) -> bool:  # noqa: ARG002
@@ -142,8 +142,8 @@ class Method:
         if self.calibrates:
             sources["none"] = _Mute(seen)
         chances = EvidenceAcceptance([prior, *(SOURCES[name] for name in others), 0.0])
-        self.copies = Retriever(sources, chances, inside=inside, is_eog=cache(model.is_eog))
-        self.drafter = HybridDrafter(policy(chances), self.copies)
+        self.retriever = Retriever(sources, chances, inside=inside, is_eog=cache(model.is_eog))
+        self.drafter = HybridDrafter(policy(chances), self.retriever)
         self._remembers = [part for part in (base, *beside.values()) if hasattr(part, "add")]
 
     def begin(self, case: Reply) -> None: ...
@@ -163,13 +163,13 @@ class Ours:
         self._memory = DraftIndex(policy, continues_word(model), cache(model.is_eog))
         self._sources, self._small = sources, small
         self.calibrates = "calibration" in sources
-        self.copies: Retriever | None = None
+        self.retriever: Retriever | None = None
         self.drafter: Drafter | None = None
 
     def begin(self, case: Reply) -> None:  # noqa: ARG002
-        self.copies = self._memory.take(self._sources)
-        if self.copies is not None:
-            self.drafter = HybridDrafter(self._memory.policy, self.copies, self._small, MAX_MODEL_DRAFT)
+        self.retriever = self._memory.take(self._sources)
+        if self.retriever is not None:
+            self.drafter = HybridDrafter(self._memory.policy, self.retriever, self._small, MAX_MODEL_DRAFT)
 
     def end(self, case: Reply) -> None:
         self._memory.give()
@@ -219,7 +219,7 @@ class Foresight:
     """The oracle as a method."""
 
     calibrates = False
-    copies = None
+    retriever = None
 
     def __init__(self, policy: DraftPolicy) -> None:
         self.drafter = Oracle(policy)

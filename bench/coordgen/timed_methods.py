@@ -43,7 +43,7 @@ class Drafting(Protocol):
     def drafter(self) -> Drafter | None: ...
 
     @property
-    def copies(self) -> Retriever | None: ...
+    def retriever(self) -> Retriever | None: ...
 
     def begin(self, case: Reply) -> None: ...
 
@@ -54,7 +54,7 @@ class Plain:
     """Plain decoding, or llama-cpp-python's drafter in our loop, called as by `Llama`: always, for ten tokens."""
 
     calibrates = False
-    copies = None
+    retriever = None
 
     def __init__(self, lookup: LlamaPromptLookupDecoding | None = None) -> None:
         self.drafter = None if lookup is None else Lookup(lookup)
@@ -78,8 +78,8 @@ class Lookup(Drafter):
 class Timed(Drafter):
     """A drafter, or none, that gets what the verifier expects; notes the seconds of beginning and of drafting."""
 
-    def __init__(self, drafter: Drafter | None, copies: Retriever | None, expected: Sequence[Expected]) -> None:
-        self._drafter, self._expect = drafter or NoDrafter(), None if copies is None else copies.expect
+    def __init__(self, drafter: Drafter | None, retriever: Retriever | None, expected: Sequence[Expected]) -> None:
+        self._drafter, self._expect = drafter or NoDrafter(), None if retriever is None else retriever.expect
         self.needs_verdict = self._drafter.needs_verdict
         self._expected = expected
         self.beginning = 0.0
@@ -139,7 +139,7 @@ class Run:
         """Write the reply of one case, whose prompt took `prefill` seconds, and note the seconds."""
         began = perf_counter()
         self.method.begin(case)
-        drafter = Timed(self.method.drafter, self.method.copies, expected if self.method.calibrates else ())
+        drafter = Timed(self.method.drafter, self.method.retriever, expected if self.method.calibrates else ())
         state = GenerationState(
             case.prompt,
             limits=GenerationLimits(len(case.reply), N_CTX, MAX_DRAFT),
@@ -173,8 +173,8 @@ def all_methods(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool
             method.end(case)
         return method
 
-    def fixed(copies: EvidenceAcceptance) -> DraftPolicy:
-        return Everything(copies, FIXED)
+    def fixed(copy_chances: EvidenceAcceptance) -> DraftPolicy:
+        return Everything(copy_chances, FIXED)
 
     paying = partial(DraftPolicy, curve)
     found = [

@@ -35,10 +35,10 @@ SOURCES = {"context": ("context",), "context and history": ("context", "history"
 
 def speed(prompt: Sequence[int], reply: Sequence[int], index: DraftIndex, names: Sequence[str]) -> float:
     """Return the speed of a reply over plain decoding, by the policy's cost curve."""
-    table, copies = index.policy.cost.given.table(len(prompt)), index.take(names)
-    assert copies is not None
+    table, retriever = index.policy.cost.given.table(len(prompt)), index.take(names)
+    assert retriever is not None
     state = GenerationState(np.array(prompt, np.int32), limits=GenerationLimits(len(reply), 2**20, MAX_DRAFT))
-    drafter, spent = HybridDrafter(index.policy, copies), 0.0
+    drafter, spent = HybridDrafter(index.policy, retriever), 0.0
     drafter.begin(state)
     while state.tokens_left:
         began, left = perf_counter(), reply[state.written :]

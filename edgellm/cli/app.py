@@ -106,12 +106,12 @@ def command_page(command: TyperCommand, ctx: typer.Context, page: Page, *, every
     """Return the page of a command: a short one, unless everything is asked for."""
     given = command.get_params(ctx)
     options = [one for one in given if isinstance(one, TyperOption) and not one.hidden]
-    short = sum(not one.is_eager for one in options) > SHORT
-    everything = everything or not short
+    shortened = sum(not one.is_eager for one in options) > SHORT
+    everything = everything or not shortened
     panels: dict[str, list[TyperOption]] = {name: [] for name in (_OPTIONS, *PANELS)}
     for one in options:
-        if short or "--help-all" not in one.opts:
-            panels[one.rich_help_panel or _OPTIONS if short else _OPTIONS].append(one)
+        if shortened or "--help-all" not in one.opts:
+            panels[one.rich_help_panel or _OPTIONS if shortened else _OPTIONS].append(one)
     parts = _head(command, ctx, page, everything)
     parts += _section("Arguments", _rows([one for one in given if one.param_type_name == "argument"], ctx))
     for name in panels if everything else (_OPTIONS,):

@@ -75,8 +75,8 @@ def converse(conversing: Conversing, *, history: bool = True) -> int:
 class Conversing:
     """A conversation as commands see and change it; `models`: names of draft model and verifier if both are here."""
 
-    def __init__(self, session: Chat, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None) -> None:
-        self.session, self.display, self.models = session, display, models
+    def __init__(self, chat: Chat, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None) -> None:
+        self.chat, self.display, self.models = chat, display, models
         self.left = False  # whether the user has left
         self._heard: Heard = []  # the last reply
         self._saved: Path | None = None
@@ -98,10 +98,10 @@ class Conversing:
 
     def answer(self, question: str, **changes: Any) -> bool:
         """Print the reply to a question; return whether it is part of the conversation now."""
-        reply = self.session.ask(question, **changes)
+        reply = self.chat.ask(question, **changes)
         self._heard = []
         summary = print_reply(reply, self.display, self._heard)
-        self.session.add_reply(summary)
+        self.chat.add_reply(summary)
         return bool(summary.text)
 
     def list_commands(self, _: str) -> None:
@@ -116,16 +116,16 @@ class Conversing:
         self.left = True
 
     def clear(self, _: str) -> None:
-        self.session.clear()
+        self.chat.clear()
         self._heard, self._saved = [], None
         _note("The next question starts a new conversation.")
 
     def show_stats(self, _: str) -> None:
-        if (summary := self.session.summary) is None:
+        if (summary := self.chat.summary) is None:
             _note("There is no reply yet.")
             return
         print_stats(summary)
-        used, length = summary.prompt_tokens + summary.tokens, self.session.pair.context_length
+        used, length = summary.prompt_tokens + summary.tokens, self.chat.pair.context_length
         say(f"{used} of {length} tokens of context are used.")
 
     def show_colours(self, words: str) -> None:
@@ -149,7 +149,7 @@ class Conversing:
     def verify(self, _: str) -> None:
         """Ask the last question again with the seed of its reply, which changes where the verifier would not write
         it."""
-        pair, summary = self.session.pair, self.session.summary
+        pair, summary = self.chat.pair, self.chat.summary
         if summary is not None and (summary.share_verified == 1.0 or pair.verifier_name is None):
             _note("Nothing is unchecked." if pair.verifier_name else "There is no verifier.")
         elif summary is not None and pair.verifier_up is not None and not pair.verifier_up():
@@ -160,8 +160,8 @@ class Conversing:
 
     def _ask_again(self, same: str, **changes: Any) -> None:
         """Print another reply to the last question, and `same` if it is the former one."""
-        session = self.session
-        if not (taken := session.undo()):
+        chat = self.chat
+        if not (taken := chat.undo()):
             _note("There is no question to ask again.")
             return
         question, *replies = taken
@@ -171,40 +171,40 @@ class Conversing:
             added = self.answer(question.content, **changes)
         finally:
             if not added:
-                session.put_back(taken)
-        if same and session.turns[-1][1] in [reply.content for reply in replies]:
+                chat.put_back(taken)
+        if same and chat.turns[-1][1] in [reply.content for reply in replies]:
             _note(same)
 
     def undo(self, _: str) -> None:
-        taken = self.session.undo()
+        taken = self.chat.undo()
         _note(f"Taken back: {one_line(taken[0].content)}" if taken else "There is nothing to undo.")
 
     def set_system(self, words: str) -> None:
-        session = self.session
+        chat = self.chat
         if words:
-            session.set_system(None if words == "off" else words)
+            chat.set_system(None if words == "off" else words)
             _note("The system prompt is changed." if words != "off" else "There is no system prompt now.")
-        elif session.system is None:
+        elif chat.system is None:
             _note("There is no system prompt. Set one: /system TEXT")
         else:
-            say(session.system)
+            say(chat.system)
 
     def context(self, words: str) -> None:
-        session = self.session
+        chat = self.chat
         action, _, name = words.partition(" ")
         if not words:
-            for known, text in session.context.items():
-                say(f"{one_line(known)}  {session.pair.count_tokens(text)} tokens")
-            if not session.context:
+            for known, text in chat.context.items():
+                say(f"{one_line(known)}  {chat.pair.count_tokens(text)} tokens")
+            if not chat.context:
                 _note("There is no file to answer from. Add one: /context FILE")
         elif action == "drop" and name.strip():
-            if not session.drop_context(name.strip()):
+            if not chat.drop_context(name.strip()):
                 raise InvalidOption(f"{name.strip()} is not in the context.", "Type /context to see what is.")
             _note(f"{one_line(name)} is no longer in the context.")
         else:
             path = words.strip("'\"")
-            session.add_context(path, text := read_text(Path(path)))
-            _note(f"{one_line(path)} ({session.pair.count_tokens(text)} tokens) comes with the next question.")
+            chat.add_context(path, text := read_text(Path(path)))
+            _note(f"{one_line(path)} ({chat.pair.count_tokens(text)} tokens) comes with the next question.")
 
     def model(self, words: str) -> None:
         from edgellm.cli.commands.models import fitting_draft, here_or_pulled
@@ -220,7 +220,7 @@ class Conversing:
             draft = fitting_draft(name, path)
         elif draft != "none":
             here_or_pulled(draft, yes=False)
-        self.session.close()
+        self.chat.close()
         try:
             self._use(draft, name)
         except (EdgeError, KeyboardInterrupt):
@@ -230,7 +230,7 @@ class Conversing:
         _note(f"{name} answers from now on; the conversation goes on.")
 
     def _use(self, draft: str, verifier: str) -> None:
-        self.session.use(self._opener.open(draft, verifier))
+        self.chat.use(self._opener.open(draft, verifier))
         self.models = (draft, verifier)
 
     def _list_models(self) -> None:
@@ -244,17 +244,17 @@ class Conversing:
 
     def save(self, words: str) -> None:
         """Write the conversation to a file that is not there yet, or was written by this conversation."""
-        session = self.session
-        if not session.turns:
+        chat = self.chat
+        if not chat.turns:
             _note("There is nothing to save yet.")
             return
-        title = re.sub(r"\W+", "-", session.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
+        title = re.sub(r"\W+", "-", chat.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
         free = (Path(f"{title}{'' if number == 1 else f'-{number}'}.md") for number in itertools.count(1))
         target = Path(words.strip("'\"")).expanduser() if words else self._saved
         target = target or next(path for path in free if not path.exists())
-        names = {"user": "You", "assistant": session.pair.name}
-        parts = [f"# {one_line(session.turns[0][1])}", *(["## System", session.system] if session.system else [])]
-        parts += [part for role, text in session.turns for part in (f"## {names.get(role, role)}", text.strip())]
+        names = {"user": "You", "assistant": chat.pair.name}
+        parts = [f"# {one_line(chat.turns[0][1])}", *(["## System", chat.system] if chat.system else [])]
+        parts += [part for role, text in chat.turns for part in (f"## {names.get(role, role)}", text.strip())]
         try:
             with target.open("w" if target == self._saved else "x", encoding="utf-8") as file:
                 file.write("\n\n".join(parts) + "\n")
@@ -284,8 +284,8 @@ def _known(name: str) -> SlashCommand | None:
 
 def _texts(conversing: Conversing, words: str) -> Completions:
     if words.startswith("drop "):
-        return [(f"drop {name}", "") for name in conversing.session.context if f"drop {name}".startswith(words)]
-    action = [("drop ", "remove a file")] if conversing.session.context and "drop ".startswith(words) else []
+        return [(f"drop {name}", "") for name in conversing.chat.context if f"drop {name}".startswith(words)]
+    action = [("drop ", "remove a file")] if conversing.chat.context and "drop ".startswith(words) else []
     return [*action, *_files(conversing, words)]
 
 

@@ -121,7 +121,7 @@ class Model(TextModel):
         """
         native.start()
         file = source if isinstance(source, ModelFile) else ModelFile.open(source)
-        if kind := drafter_file(file.header):
+        if kind := drafter_kind(file.header):
             raise ModelUnsupported(
                 f"{file.path.name} is {kind}: it drafts from another model's states, and writes no text by itself.",
                 "Name it as the draft model, with the verifier that it was made for, in one process and on no mesh."
@@ -224,7 +224,7 @@ def is_eagle3(header: GgufHeader) -> bool:
     return header.architecture == EAGLE3
 
 
-def drafter_file(header: GgufHeader) -> str:
+def drafter_kind(header: GgufHeader) -> str:
     """Return the kind of a file that only drafts for another model, such as "an EAGLE-3 head"; "" for a whole model."""
     if (kind := _DRAFTERS.get(header.architecture)) is not None:
         return kind

@@ -13,7 +13,7 @@ from edgellm.engine.gguf.writer import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
 from edgellm.engine.hardware import N_BATCH
 from edgellm.engine.memory_fit import default_context, free_memory, trained_positions
-from edgellm.engine.model import SPECULATORS, drafter_file, is_eagle3, speculator_module
+from edgellm.engine.model import SPECULATORS, drafter_kind, is_eagle3, speculator_module
 from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import EdgeError, MemoryShort, ModelUnsupported
 from edgellm.layer_range import ranges
@@ -51,7 +51,7 @@ def context_memory(header: GgufHeader) -> list[ContextMemory]:
     """Return the memory of the default context, and of the longest that fits. Nothing without a length in the header,
     or room for the weights, and for a model that only drafts for another."""
     trained = trained_positions(header)
-    if drafter_file(header) or trained is None or (longest := _longest(header, trained)) < 1:
+    if drafter_kind(header) or trained is None or (longest := _longest(header, trained)) < 1:
         return []
     heads = bool(header.attention_layers)
     return [
@@ -83,7 +83,7 @@ def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyTyp
 
 
 def _chat(header: GgufHeader) -> Ability:
-    if kind := drafter_file(header):
+    if kind := drafter_kind(header):
         used = "" if is_eagle3(header) else ", and edgellm does not use it"
         return Ability("chat", False, f"it is {kind}{used}: it drafts from another model's states")
     if header.metadata.get(TOKENS) is None:
@@ -152,7 +152,7 @@ def _same(tokens: Sequence[bytes], others: Sequence[bytes]) -> bool:
 def _partners(file: ModelFile, others: Mapping[str, ModelFile]) -> list[str]:
     """Return the names of the whole models in `others` with the same tokenizer as a model."""
     own = token_texts(file)
-    whole = {name: one for name, one in others.items() if one.path != file.path and not drafter_file(one.header)}
+    whole = {name: one for name, one in others.items() if one.path != file.path and not drafter_kind(one.header)}
     return [name for name, one in whole.items() if _same(own, token_texts(one))]
 
 

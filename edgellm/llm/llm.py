@@ -15,7 +15,7 @@ from edgellm.engine.native import ShouldStop, never
 from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm.engine import PairEngine
-from edgellm.llm.messages import PromptWriter, channels_of, compose, draft_ids, plain_ids, turn_heads
+from edgellm.llm.messages import PromptWriter, channels_of, compose, draft_ids, plain_ids, turn_openings
 from edgellm.llm.model_loading import EngineConfig, PairMemory, Progress
 from edgellm.llm.pair_stats import find_profile
 from edgellm.llm.reply import WantedReply, check_reply, write
@@ -106,11 +106,11 @@ class LLM:
         else:
             ids = self.prompts.ids(prompt, options, should_stop, told.append)
         first += [Explanation(None, one) for one in dict.fromkeys(told)]
-        heads: tuple[str, ...] = ()
+        openings: tuple[str, ...] = ()
         if self.engine.linked:  # The draft model may have to go on alone.
-            heads = turn_heads(self._text.detokenize(ids).decode("utf-8", "replace"), prompt)
+            openings = turn_openings(self._text.detokenize(ids).decode("utf-8", "replace"), prompt)
         wanted = self._wanted(ids, options, channels_of(self._text, ids), prompt, should_stop)
-        return self._reply(replace(wanted, heads=heads), began, first)
+        return self._reply(replace(wanted, turn_openings=openings), began, first)
 
     def complete(
         self, prompt: str | Sequence[int], options: ReplyOptions | None = None, *,

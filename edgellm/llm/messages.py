@@ -57,7 +57,7 @@ def _without_markup(model: Model, message: Message) -> Message:
     return replace(message, content=answer, thinking=message.thinking or thought)
 
 
-_HEAD = 40  # most characters of a turn's first line
+_OPENING = 40  # most characters of a turn's first line
 _PROMPT_END = 32  # tokens, enough for the markup that opens a thought
 
 
@@ -85,14 +85,14 @@ def draft_ids(
         return None
 
 
-def turn_heads(text: str, prompt: str | Sequence[Message]) -> tuple[str, ...]:
+def turn_openings(text: str, prompt: str | Sequence[Message]) -> tuple[str, ...]:
     """Return the first lines of turns, such as "user", in the `text` of a conversation `prompt` without its control
     tokens. A draft model that is no chat model may go on with such a line after its turn."""
     question = prompt if isinstance(prompt, str) else prompt[-1].whole().content
     before, found, after = text.rpartition(question.strip() or text)
     lines = (before.rstrip().rpartition("\n")[2], before.endswith("\n")), after.lstrip().partition("\n")[:2]
-    heads = [f"\n{line.strip()}" + "\n" * bool(ends) for line, ends in lines if 0 < len(line.strip()) <= _HEAD]
-    return tuple(dict.fromkeys(heads)) if found else ()
+    openings = [f"\n{line.strip()}" + "\n" * bool(ends) for line, ends in lines if 0 < len(line.strip()) <= _OPENING]
+    return tuple(dict.fromkeys(openings)) if found else ()
 
 
 def plain_ids(model: Model, prompt: str | Sequence[int], context: int, should_stop: ShouldStop) -> Ids:

@@ -40,14 +40,14 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class WantedReply:
     """A requested reply to `prompt` (n,) with `options`, by the rule `sampling`, separated by `channels`.
-    `draft_prompt` as for `GenerationState`, `heads` as for `cut_at_stops`."""
+    `draft_prompt` as for `DraftRules.prompt`, `turn_openings` as for `cut_at_stops`."""
 
     prompt: Ids
     options: ReplyOptions
     sampling: Sampling
     channels: ChannelSplitter
     draft_prompt: Ids | None = None
-    heads: Sequence[str] = ()
+    turn_openings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ReplyPlan:
 
     `drafts`: the draft model drafts, as a drafter of this `kind`, at most `gamma` tokens beside copies. `acceptance`
     foretells verdicts, and learns from them. `first`: the gate of one of the replies that make the pair's profile.
-    `checked`: every draft is verified. `speculates`: the verifier's speculator drafts. `copies` are retrieved; None:
+    `checked`: every draft is verified. `speculates`: the verifier's speculator drafts. The `retriever` copies; None:
     the draft policy is not asked at all.
     """
 
@@ -71,11 +71,11 @@ class ReplyPlan:
     drafts: bool = False
     speculates: bool = False
     verifier: Verifier | None = None
-    copies: Retriever | None = None
+    retriever: Retriever | None = None
 
 
 def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | None) -> ReplyPlan:
-    """Return the plan of a reply by this pair. Its `copies` are the reply's until `Drafting.end`."""
+    """Return the plan of a reply by this pair. Its `retriever` is the reply's until `Drafting.end`."""
     options, knowledge, draft, verifier = wanted.options, engine.knowledge, engine.draft, engine.verifier
     translation, why = engine.fit.translation, unable(engine, wanted.sampling)
     if knowledge is None or draft is None:
@@ -92,9 +92,9 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
     barred = _bars_others(options, checked)
     speculates, speculator = _choose_speculator(engine, barred)
     sources, retrieval = _choose_sources(engine, options, barred, speculates)
-    copies = None if sources is None else engine.drafting.begin(sources, grammar)
-    drafts = draft is not None and options.drafter is None and (verifier is not None or copies is None)
-    if sources is not None and copies is None:
+    retriever = None if sources is None else engine.drafting.begin(sources, grammar)
+    drafts = draft is not None and options.drafter is None and (verifier is not None or retriever is None)
+    if sources is not None and retriever is None:
         retrieval = "no retrieval: another reply is using it"
         drafts = drafts and not (engine.batches or engine.drafting.index.policy.slow_model(DRAFT_MODEL))
     if translation is not None and wanted.draft_prompt is None:
@@ -103,7 +103,7 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
     if options.logprobs is not None:
         drafts, verifier = drafts and not engine.linked, reporting(engine, options)
         choice = replace(choice, gate=AlwaysGate())
-    elif verifier is None and (copies is not None or options.drafter is not None or batches):
+    elif verifier is None and (retriever is not None or options.drafter is not None or batches):
         verifier, choice = engine.drafting.self_verifier(), replace(choice, gate=AlwaysGate())
         drafts = False
     if (temperature := wanted.sampling.temperature) > 2.0:
@@ -112,7 +112,7 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
     return replace(
         plan, choice=choice, reasons=(*plan.reasons, speculator, retrieval), checked=checked, drafts=drafts,
         gamma=plan.gamma if options.gamma is None and not engine.linked else choice.gamma,
-        speculates=speculates and copies is not None, verifier=verifier, copies=copies,
+        speculates=speculates and retriever is not None, verifier=verifier, retriever=retriever,
     )  # fmt: skip
 
 
@@ -250,22 +250,23 @@ def write(
                 should_stop=should_stop, explain=explain, channel=wanted.channels.channel, on_progress=on_progress,
             )  # fmt: skip
             events, stops = _written(engine, wanted, plan, state, stats), wanted.options.stop
-            yield from cut_at_stops(stops, events, stats, wanted.heads) if stops or wanted.heads else events
+            openings = wanted.turn_openings
+            yield from cut_at_stops(stops, events, stats, openings) if stops or openings else events
         finally:
             _log.info("reply of %d tokens to a prompt of %d: %s", stats.tokens, len(prompt), stats.finish_reason)
-            if plan.copies is not None:
+            if plan.retriever is not None:
                 drafting.end()
         if stats.finish_reason == "stop":
             drafting.add(prompt, stats.ids)
-        if plan.copies is not None and (slow := drafting.slow_once(DRAFT_MODEL)):
+        if plan.retriever is not None and (slow := drafting.slow_once(DRAFT_MODEL)):
             yield Notice(slow)
 
 
 def _limits(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> GenerationLimits:
-    asks_extra = plan.copies is not None or not (plan.drafts or options.drafter is not None)
+    asks_extra = plan.retriever is not None or not (plan.drafts or options.drafter is not None)
     extra = 0 if plan.verifier is None else plan.verifier.extra
     return GenerationLimits(
-        options.max_tokens, engine.context, plan.choice.gamma if plan.copies is None else MAX_DRAFT,
+        options.max_tokens, engine.context, plan.choice.gamma if plan.retriever is None else MAX_DRAFT,
         extra=extra if asks_extra else 0,
         max_thinking=options.max_thinking, max_total=options.max_total,
     )  # fmt: skip
@@ -282,10 +283,10 @@ def _rules(
         context=ContextLookup(wanted.prompt) if choice.lookup_below else None, prompt=wanted.draft_prompt,
         grammar=grammar,
     )  # fmt: skip
-    if plan.copies is None:
+    if plan.retriever is None:
         return rules, VerdictTerms(wanted.options.logprobs)
     policy = engine.drafting.index.policy
-    terms = VerdictTerms(wanted.options.logprobs, plan.copies.expect, policy.cost.given.widths())
+    terms = VerdictTerms(wanted.options.logprobs, plan.retriever.expect, policy.cost.given.widths())
     return rules if engine.linked else replace(rules, floors=policy.floors), terms
 
 
@@ -296,14 +297,14 @@ def _written(
     drafters = engine.drafters if plan.drafts and not plan.speculates else None
     with nullcontext() if drafters is None else drafters.taken(plan.kind) as own:
         drafter = _drafter(engine, wanted, plan, own, stats)
-        announces = engine.linked and own is not None and not isinstance(plan.choice.gate, NeverGate)
+        reads_ahead = engine.linked and own is not None and not isinstance(plan.choice.gate, NeverGate)
         for _ in range(2):
             if state.thought_is_full and not _close_thought(engine.text, wanted.channels, state, stats):
                 stats.finish("length")
                 break
             yield from generate(
                 state, vocabulary=engine.text, drafter=drafter, gate=plan.choice.gate, verifier=plan.verifier,
-                stats=stats, channels=wanted.channels, announce=announces,
+                stats=stats, channels=wanted.channels, reads_ahead=reads_ahead,
             )  # fmt: skip
             if not state.thought_is_full:
                 break
@@ -321,7 +322,7 @@ def _drafter(
     drafter = wanted.options.drafter or own
     if plan.kind.branches and own is not None:
         drafter = mechanism("parallel drafting").ParallelDrafter(own, plan.acceptance, stats, is_eog=is_eog)
-    if plan.copies is None or plan.verifier is None:
+    if plan.retriever is None or plan.verifier is None:
         stats.count_with(plan.choice.controller)
         return drafter
     from edgellm.spec.drafters.model import HybridDrafter
@@ -332,10 +333,10 @@ def _drafter(
     if own is not None and engine.draft is not None and not engine.linked:
         _introduce(engine, engine.draft, policy)
     drafting.track(plan.verifier)
-    stats.count_with(plan.choice.controller, plan.copies.copied, lambda: policy.reason)
+    stats.count_with(plan.choice.controller, plan.retriever.copied, lambda: policy.reason)
     verifier = plan.verifier
     return HybridDrafter(
-        policy, plan.copies, drafter, plan.gamma, name=name, linked=engine.linked, crowded=lambda: verifier.crowded
+        policy, plan.retriever, drafter, plan.gamma, name=name, linked=engine.linked, crowded=lambda: verifier.crowded
     )
 
 
@@ -366,7 +367,7 @@ def reporting(engine: PairEngine, options: ReplyOptions) -> Verifier:
     verifier, why = engine.verifier, ""
     reports = verifier is not None and verifier.capabilities.logprobs
     if engine.linked and not reports:
-        why = "the verifier is on another device and does not send them"
+        why = "the verifier computes in another process or on another device, and does not send them"
     elif verifier is not None and not (options.budget in (None, 1.0) and options.gate in ("auto", "always")):
         why = "not every token is verified"
     if why:

@@ -41,7 +41,7 @@ from edgellm.spec.types import (
 
 Piece: TypeAlias = Callable[[int], bytes]
 _UNDRAFTED = Decision(True, "nothing was drafted")
-_COPIED = Decision(True, "copied tokens are always verified")
+_NEEDS_VERDICT = Decision(True, "nothing of this draft may stand without a verdict")
 
 
 LOST = Notice("The verifier is gone. The draft model continues alone, and its tokens are not verified.")
@@ -68,17 +68,18 @@ class Verification:
     _max_slow = 3  # late verdicts in a row before giving up without a draft model
 
     def __init__(
-        self, state: GenerationState, session: Session | None, *, alone: bool = False, announce: bool = False
+        self, state: GenerationState, session: Session | None, *, needs_verdict: bool = False, reads_ahead: bool = False
     ) -> None:
-        """Use `session`; None: there is no verifier. `alone`: there is no drafter, so no reply without the verifier.
-        `announce`: the verifier starts to read the prompt at once, in parallel with the device."""
-        self._state, self._session, self._alone = state, session, alone
+        """Use `session`; None: there is no verifier. `needs_verdict` as the drafter's: no reply without the verifier.
+        `reads_ahead`: the verifier starts to read the prompt at once, while the draft model here reads it, too."""
+        self._state, self._session, self._needs_verdict = state, session, needs_verdict
         self._error: VerifierUnavailable | None = None  # why the verifier is away or busy
         self._slow_verdicts = 0  # consecutive verdicts that were too late
-        self._waited = 0.0  # seconds for a busy verifier since the last verdict, counted, as clocks run on in sleep
+        # Seconds waited for a busy verifier since the last verdict, by polls: clocks also run while the device sleeps.
+        self._waited = 0.0
         self._notices: list[Notice] = []
         self._prefill: Future[Verdict] | None = None
-        if announce and session is not None and session.ready():
+        if reads_ahead and session is not None and session.ready():
             with suppress(VerifierUnavailable):  # The first verdict will raise the error.
                 self._prefill = session.submit(state.ids, NO_CHUNK)
 
@@ -89,8 +90,8 @@ class Verification:
         if self._session.ready():
             return None
         if self._error is None:
-            read, self._prefill = self._prefill, None
-            refused = read.exception() if read is not None and read.done() and not read.cancelled() else None
+            prefill, self._prefill = self._prefill, None
+            refused = prefill.exception() if prefill and prefill.done() and not prefill.cancelled() else None
             self._handle(refused if isinstance(refused, VerifierBusy) else _gone())
         return _BUSY if isinstance(self._error, VerifierBusy) else _AWAY
 
@@ -100,13 +101,13 @@ class Verification:
         session, state = self._session, self._state
         if session is None:
             return None
-        copied = chunk.retrieved or not len(chunk)
-        extra = max(0, min(state.limits.extra, state.tokens_left - 1)) if copied else 0
+        model_drafted_nothing = chunk.retrieved or not len(chunk)
+        extra = max(0, min(state.limits.extra, state.tokens_left - 1)) if model_drafted_nothing else 0
         try:
-            read, self._prefill = self._prefill, None
-            if read is not None and len(chunk):
-                ahead(chunk, until=read.done)
-            before = None if read is None else session.wait(read)
+            prefill, self._prefill = self._prefill, None
+            if prefill is not None and len(chunk):
+                ahead(chunk, until=prefill.done)
+            before = None if prefill is None else session.wait(prefill)
             pending = session.submit(state.ids, chunk, extra)
             if len(chunk):
                 ahead(chunk, until=pending.done)
@@ -117,27 +118,27 @@ class Verification:
         if before is not None:
             up, down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
             verdict = replace(verdict, bytes_up=up, bytes_down=down, cached=before.cached)
-        if self._error is not None:  # Only now: one that can be reached may refuse.
+        if self._error is not None:  # Not before a verdict: a `ready` verifier may still refuse.
             self._notify(FREE if isinstance(self._error, VerifierBusy) else BACK)
         self._error, self._slow_verdicts, self._waited = None, 0, 0.0
         return verdict
 
     def _handle(self, error: VerifierBusy | VerifierLost) -> None:
         """Note that the verifier is unavailable. A slow one is asked again later if nothing else can write."""
-        known, self._error = isinstance(self._error, VerifierLost), error
+        was_lost, self._error = isinstance(self._error, VerifierLost), error
         if isinstance(error, VerifierBusy):
-            continuation = "The reply waits for it" if self._alone else "The draft model continues alone, unverified"
-            self._notices.append(Notice(f"The verifier is busy for about {error.seconds:.1f} seconds. {continuation}."))
+            then = "The reply waits for it" if self._needs_verdict else "The draft model continues alone, unverified"
+            self._notices.append(Notice(f"The verifier is busy for about {error.seconds:.1f} seconds. {then}."))
             return
         if isinstance(error, VerifierSlow):
             self._slow_verdicts += 1
-            if self._alone and self._slow_verdicts < self._max_slow:
+            if self._needs_verdict and self._slow_verdicts < self._max_slow:
                 self._error = VerifierBusy(error.what, error.next_step, self._retry_seconds)
-        if not known:
+        if not was_lost:
             self._notify(SLOW if isinstance(error, VerifierSlow) else LOST)
 
     def _notify(self, news: Notice) -> None:
-        if not self._alone:  # Without a drafter, an error ends the reply instead.
+        if not self._needs_verdict:  # Else an error ends the reply.
             self._notices.append(news)
 
     def notices(self) -> Iterator[Notice]:
@@ -194,20 +195,20 @@ class NoDrafter(Drafter):
 
 def generate(
     state: GenerationState, *, vocabulary: Detokenizer, drafter: Drafter | None, gate: Gate, verifier: Verifier | None,
-    stats: Summary, announce: bool = False, channels: ChannelSplitter | None = None,
+    stats: Summary, reads_ahead: bool = False, channels: ChannelSplitter | None = None,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply to the prompt of `state`, token by token, without the token that ends the turn.
 
-    Without a drafter the verifier writes alone, without a verifier the draft model. `announce`: the verifier starts to
-    read the prompt at once, not with the first verdict. `stats` is updated on the way. `channels` tells thoughts from
-    the answer, and removes the markup. The iterator may be closed at any point; `state.should_stop` is polled between
-    tokens and during long computations. Without a draft model, a busy verifier is waited for.
+    Without a drafter the verifier writes alone, without a verifier the draft model. `reads_ahead`: the verifier starts
+    to read the prompt at once, not with the first verdict. `stats` is updated on the way. `channels` tells thoughts
+    from the answer, and removes the markup. The iterator may be closed at any point; `state.should_stop` is polled
+    between tokens and during long computations. Without a draft model, a busy verifier is waited for.
 
     Raises VerifierUnreachable, VocabularyMismatch: from opening the session, before the first token; VerifierLost: the
     verifier is gone, and there is no draft model to continue with; Stopped: `state.should_stop` returned True.
     """
     channels = channels or ChannelSplitter()
-    events = _rounds(state, vocabulary, drafter or NoDrafter(), gate, verifier, stats, announce=announce)
+    events = _rounds(state, vocabulary, drafter or NoDrafter(), gate, verifier, stats, reads_ahead=reads_ahead)
     try:
         for event in events:
             if not isinstance(event, Token):
@@ -236,11 +237,11 @@ def _shown(tokens: Iterator[Token], stats: Summary) -> Iterator[Token]:
 
 def _rounds(
     state: GenerationState, vocabulary: Detokenizer, drafter: Drafter, gate: Gate, verifier: Verifier | None,
-    stats: Summary, *, announce: bool,
+    stats: Summary, *, reads_ahead: bool,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply as `generate` does, in one channel."""
     session = None if verifier is None else verifier.open(state)
-    verification = Verification(state, session, alone=drafter.needs_verdict, announce=announce)
+    verification = Verification(state, session, needs_verdict=drafter.needs_verdict, reads_ahead=reads_ahead)
     ahead = partial(drafter.look_ahead, state, gamma=state.limits.gamma)
     try:
         drafter.begin(state)
@@ -297,7 +298,7 @@ def _decide(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate, 
     if not len(chunk):
         return _UNDRAFTED
     if drafter.needs_verdict:
-        return _COPIED
+        return _NEEDS_VERDICT
     decision = gate.decide(state, chunk)
     stats.decide(decision)
     return decision

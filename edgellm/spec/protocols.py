@@ -49,7 +49,8 @@ class GenerationLimits:
     context: int = 4096  # positions for prompt and reply together
     gamma: int = 4  # drafted tokens a chunk
     extra: int = 0
-    """Tokens beyond the next one that are asked for at once, without a draft, for fewer round trips on a link."""
+    """Tokens beyond the usual one that a verdict is to have, accepted ones included, where the chunk is empty or all
+    copied: the verifier writes on alone, so that a link takes fewer round trips."""
     max_thinking: int | None = None  # a thought before the answer
     max_total: int | None = None  # both together
 
@@ -81,7 +82,8 @@ class VerdictTerms:
 class GenerationState:
     """A running reply: its prompt, the committed tokens, how tokens are drawn, and settings for the models.
 
-    Only the decoding loop appends to it and enters channels, and a verifier in this process adds its speculator.
+    Only the decoding loop appends tokens and enters channels, and `llm.reply` closes a thought that is full. A verifier
+    in this process lends its speculator.
     """
 
     def __init__(
@@ -192,21 +194,22 @@ HERE = Tenant()
 
 @dataclass(slots=True, eq=False)
 class VerifyRequest:
-    """A request for a verdict on `draft`, after the first `position` tokens that `session` holds and then `prefix`."""
+    """A request for a verdict on `draft` in `session`, its number at the verifier. `prefix` is all the text before it;
+    on a link, the text behind the first `position` tokens, which the other side holds."""
 
     session: int
     sampling: Sampling
-    position: int
+    position: int  # 0 except on a link
     prefix: Ids
     draft: Chunk
-    extra: int = 0  # the verifier writes on until the verdict has so many tokens beside one, accepted ones included
+    extra: int = 0  # as `GenerationLimits.extra`
     logprobs: int | None = None  # the verdict has those of its tokens, and of so many others at each place
     round: int = 0  # number of the request in its session
     tenant: Tenant = HERE
     logits: bool = False  # a mesh also answers with the rows that the verdict depends on
     grammar: ReplyGrammar | None = None  # the session's, if `sampling` has a constraint
-    computed: int = 0  # tokens of the text that the verifier has read
-    cached: int = 0  # those that it knew before
+    computed: int = 0  # tokens of the text that the verifier has read so far; written by the verifier while it works
+    cached: int = 0  # those that it knew before, likewise; until then a guess, the tokens of the last request
 
 
 Send: TypeAlias = Callable[[VerifyRequest], Future[Verdict]]
@@ -244,17 +247,17 @@ class Session:
         self._grammar = None if constraint is None else ReplyGrammar.of(constraint, grammar)
         self.ready, self._close = ready, close
         self._report = state.prompt_progress(reads) if reads else None
-        self._round, self._told = 0, -1  # the number of tokens whose reading was reported last
+        self._round = 0
+        self._told = -1  # tokens whose reading was reported last
         self._asked: VerifyRequest | None = None
         self._pending: Future[Verdict] | None = None
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
         """Ask for a verdict on `chunk` after `prefix` (all tokens so far, prompt included, shape (n,)).
 
-        An empty chunk asks for the verifier's own next token; with `extra` the verifier writes on alone, until the
-        verdict has that many tokens beside one, accepted ones included. An earlier verdict that is not there yet is
-        given up. The future fails with VerifierLost if the verifier is gone or makes no progress; the session stays
-        usable, and `ready` says when to ask again.
+        An empty chunk asks for the verifier's own next token; `extra` as `GenerationLimits.extra`. An earlier verdict
+        that is not there yet is given up. The future fails with VerifierLost if the verifier is gone or makes no
+        progress; the session stays usable, and `ready` says when to ask again.
         """
         if self._pending is not None:
             self._pending.cancel()
@@ -419,7 +422,7 @@ class Verifier(ABC):
     name: str
     context_length: int
     extra: int = 0
-    """Further tokens of a verdict that a reply without a draft model is to ask for."""
+    """`GenerationLimits.extra` of replies that may copy, or have no drafter."""
     elsewhere: Elsewhere | None = None
     """None of a verifier in this process."""
     _capabilities: Capabilities | None = None

@@ -76,16 +76,16 @@ def whole_characters(events: Iterable[Token | _Other]) -> Iterator[TextDelta | _
 
 
 def cut_at_stops(
-    stops: Sequence[str], events: Generator[Event, None, None], stats: Summary, heads: Sequence[str] = ()
+    stops: Sequence[str], events: Generator[Event, None, None], stats: Summary, openings: Sequence[str] = ()
 ) -> Generator[Event, None, None]:
     """Yield the same events up to the first complete sequence of `stops` in the answer, which is not yielded; or up to
-    one of the `heads` of turns in unverified tokens.
+    one of the `openings` of turns in unverified tokens.
 
     A token whose bytes may begin a stop sequence is held back until the following bytes are known. A sequence may begin
     and end within tokens: the bytes before it are yielded as a shorter token. `stats` records the sequence.
     """
     wanted = [(stop.encode(), stop) for stop in stops]
-    unchecked = [*wanted, *((head.encode(), "") for head in heads)]
+    unchecked = [*wanted, *((opening.encode(), "") for opening in openings)]
     held: list[Token] = []
     try:
         for event in events:
@@ -387,10 +387,10 @@ class ChannelSplitter:
 def _markers(markup: ThinkingMarkup, opened: bool) -> dict[_Place, dict[bytes, _Place]]:
     """Return the markup that can occur at each place, and the place after it."""
     if markup.channels:
-        heads = dict.fromkeys((b"<|start|>", b"<|channel|>"), _Place.HEADER)
-        inside = heads | {b"<|end|>": _Place.HEADER}
+        openers = dict.fromkeys((b"<|start|>", b"<|channel|>"), _Place.HEADER)
+        inside = openers | {b"<|end|>": _Place.HEADER}
         return {
-            _Place.START: heads | {b"<|message|>": _Place.ANSWER},
+            _Place.START: openers | {b"<|message|>": _Place.ANSWER},
             _Place.THINKING: inside,
             _Place.ANSWER: inside,
             _Place.HEADER: {b"<|message|>": _Place.ANSWER},

@@ -209,7 +209,8 @@ class Verdict:
     passes: int = 1
     cached: int = 0  # tokens before the draft that were not read for it, as the verifier had them
     plausible: tuple[bool, ...] | None = None
-    """For each drafted token, whether the verifier gave it the threshold of CoordGen's equation 3, if requested."""
+    """For each token of a retrieved chunk, whether it was accepted, not decoded, or had at least the probability
+    `LIKELY` (CoordGen's equation 3). None for other chunks, and from a verifier that does not tell."""
     logprobs: tuple[Logprobs, ...] = ()  # those of the accepted tokens and of `tokens`, if requested
 
 

@@ -140,10 +140,10 @@ class Judgement:
         """Return the verdict, after the last pass."""
         draft, found = self.request.draft, self.plausible
         # Tokens that were not decoded count as plausible.
-        accepted_anyway = (*found, *[True] * (len(draft) - len(found))) if draft.retrieved else None
+        marks = (*found, *[True] * (len(draft) - len(found))) if draft.retrieved else None
         return Verdict(
             self.accepted, np.array(self.tokens, np.int32), self.seconds, passes=self.passes,
-            cached=self.request.cached, plausible=accepted_anyway, logprobs=tuple(self.logprobs),
+            cached=self.request.cached, plausible=marks, logprobs=tuple(self.logprobs),
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Expected, Ids, Verdict
 from edgellm.spec.verification import Judgement
 
-EXTRA_TOKENS = 7  # further tokens of a verdict for a reply without a draft model, where asking again is slow
+EXTRA_TOKENS = 7  # `Verifier.extra` where asking again is slow
 
 
 class LocalVerifier(Verifier):

@@ -140,13 +140,13 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversing
     options = ReplyOptions(max_tokens=30)
     opener = ChatPairOpener(options, HardwareOptions(), history=True)
     pair = opener.open(*PAIR)
-    session = Chat(pair, options, stores=True)
-    yield Conversing(session, Display(), opener, PAIR)
-    session.close()
+    chat = Chat(pair, options, stores=True)
+    yield Conversing(chat, Display(), opener, PAIR)
+    chat.close()
 
 
 def texts(talk: Conversing) -> list[str]:
-    return [text for _, text in talk.session.turns]
+    return [text for _, text in talk.chat.turns]
 
 
 def test_a_conversation_with_commands(talk: Conversing, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +199,7 @@ def test_a_conversation_with_commands(talk: Conversing, tmp_path: Path, capsys: 
 
 
 def test_what_no_verifier_checked_is_checked_on_request(talk: Conversing, capsys: pytest.CaptureFixture[str]) -> None:
-    alone = Chat(talk.session.pair, ReplyOptions(max_tokens=30, gate="never"))
+    alone = Chat(talk.chat.pair, ReplyOptions(max_tokens=30, gate="never"))
     talk = Conversing(alone, Display(), ChatPairOpener(ReplyOptions(), HardwareOptions(), history=False), PAIR)
     for line, says, share in (
         ("/verify", "There is no question", None), (ASKED, "not verified", None), ("/verify", f"> {ASKED}", 1.0),
@@ -216,9 +216,9 @@ def test_another_model_goes_on_with_it(talk: Conversing, tmp_path: Path, capsys:
     talk.enter(ASKED)
     with pytest.raises(ModelNotFound):
         talk.enter("/model edgellm-drafd")
-    assert talk.session.pair.draft_name is not None
+    assert talk.chat.pair.draft_name is not None
     talk.enter("/model edgellm-verifier none")
-    assert talk.session.pair.draft_name is None
+    assert talk.chat.pair.draft_name is None
     talk.enter("Who has the drill?")
     assert texts(talk)[-1] == "For the drill ask Ben."
     talk.enter("/model edgellm-verifier")

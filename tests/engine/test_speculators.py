@@ -17,7 +17,7 @@ from edgellm.engine.gguf.header import GgufArray, GgufHeader
 from edgellm.engine.gguf.writer import token_texts
 from edgellm.engine.hardware import ON_PROCESSOR
 from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
-from edgellm.engine.model import LoadSpec, drafter_file, mtp_obstacle
+from edgellm.engine.model import LoadSpec, drafter_kind, mtp_obstacle
 from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit, target_layers
 from edgellm.engine.speculators.speculator import WINDOW, Speculator, StateWindow, rows_at, state_functions
 from edgellm.errors import ModelUnsupported, Stopped
@@ -232,7 +232,7 @@ def test_each_reason_against_it(architectures: Architectures, monkeypatch: pytes
 def test_a_drafter_for_another_model_is_refused_by_name_before_loading(tmp_path: Path, architecture: str) -> None:
     path, name = tmp_path / "head.gguf", architecture.encode()
     path.write_bytes(file([string(b"general.architecture", name), u32(name + b".block_count", 1)]))
-    kind = drafter_file(ModelFile.open(path).header)
+    kind = drafter_kind(ModelFile.open(path).header)
     assert kind
     with pytest.raises(ModelUnsupported, match=re.escape(f"head.gguf is {kind}")):
         Model.load(path)
@@ -240,9 +240,9 @@ def test_a_drafter_for_another_model_is_refused_by_name_before_loading(tmp_path:
 
 def test_an_mtp_layer_in_a_file_of_its_own_is_no_model(architectures: Architectures) -> None:
     header = ModelFile.open(architectures("qwen35", mtp="useful")).header
-    assert drafter_file(header) == ""
+    assert drafter_kind(header) == ""
     alone = tuple(tensor for tensor in header.tensors if not tensor.name.startswith(("blk.0", "blk.1", "blk.2")))
-    assert drafter_file(replace(header, tensors=alone)).startswith("an MTP layer")
+    assert drafter_kind(replace(header, tensors=alone)).startswith("an MTP layer")
 
 
 # --- EAGLE-3 heads ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InputNotText, InvalidOption
 from edgellm.llm import LLM
-from edgellm.llm.messages import turn_heads
+from edgellm.llm.messages import turn_openings
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.stream import Reply
@@ -302,7 +302,7 @@ def test_an_endless_template_is_not_sent(f32_pair: tuple[Path, Path], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "question", "heads"),
+    ("text", "question", "openings"),
     [
         ("system\nBe brief.\nuser\nWhen?\nassistant\n", "When?", ("\nuser\n", "\nassistant\n")),  # ChatML
         ("user\n\nWhen?assistant\n\n", "When?", ("\nuser\n", "\nassistant\n")),  # Llama 3
@@ -317,9 +317,9 @@ def test_an_endless_template_is_not_sent(f32_pair: tuple[Path, Path], tmp_path: 
         ("user" + "r" * 99 + "\nWhen?", "When?", ()),
     ],
 )
-def test_the_heads_of_turns_are_found_around_the_question(text: str, question: str, heads: tuple[str, ...]) -> None:
-    assert turn_heads(text, question) == heads
-    assert turn_heads(text, [Message("system", "Be brief."), Message("user", question)]) == heads
+def test_the_openings_of_turns_are_around_the_question(text: str, question: str, openings: tuple[str, ...]) -> None:
+    assert turn_openings(text, question) == openings
+    assert turn_openings(text, [Message("system", "Be brief."), Message("user", question)]) == openings
 
 
 class Dictated(Drafter):

@@ -86,7 +86,7 @@ class Ahead(FakeDrafter):
 
 def first_verdict(lost: list[int]) -> tuple[Verification, Ahead, Callable[[], Verdict | None]]:
     verifier, state = FakeVerifier(BIG, lost, looks=READS), GenerationState(PROMPT)
-    verification = Verification(state, verifier.open(state), announce=True)
+    verification = Verification(state, verifier.open(state), reads_ahead=True)
     (reply,) = verifier.sessions
     drafter = Ahead(SMALL, asked=lambda: reply.asked)
     chunk = drafter.propose(state, 4)

@@ -103,15 +103,15 @@ def chat(
         pair = opener.prepare(over)
         if mesh is not None:  # over RPC no device measures its work
             reports = Reports(mesh, asked=question is not None, as_json=talk.as_json)
-    session = Chat(pair, wanted, system=talk.system, past=past, stores=talk.history, reports=reports)
+    chat = Chat(pair, wanted, system=talk.system, past=past, stores=talk.history, reports=reports)
     for name, text in texts:
-        session.add_context(name, text)
-    with closing(session):
+        chat.add_context(name, text)
+    with closing(chat):
         if question is None:
             from edgellm.cli.interactive import Conversing, converse
 
             names = None if models.mesh is not None or models.peer else (models.draft, models.verifier)
-            return converse(Conversing(session, talk, opener, names), history=talk.history)
-        summary = print_reply(session.ask(question), talk)
-        session.add_reply(summary)
+            return converse(Conversing(chat, talk, opener, names), history=talk.history)
+        summary = print_reply(chat.ask(question), talk)
+        chat.add_reply(summary)
         return options.INTERRUPTED if summary.finish_reason == "cancelled" else 0

@@ -171,20 +171,20 @@ class HybridDrafter(Drafter):
     """A drafter of copies or a draft model's tokens, whichever the policy expects to gain more."""
 
     def __init__(
-        self, policy: DraftPolicy, copies: Retriever, model: Drafter | None = None, gamma: int = 0, *,
+        self, policy: DraftPolicy, retriever: Retriever, model: Drafter | None = None, gamma: int = 0, *,
         name: str = "model", linked: bool = False, crowded: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         """Let the `model`, known to the policy by its `name`, draft at most `gamma` tokens. `linked`: the verifier is
-        on another device, which reads the prompt while the model does. Nothing is drafted, and nothing learnt, while
-        the verifier is `crowded`."""
-        self._policy, self._copies, self._model, self._gamma = policy, copies, model, gamma
+        in another process or on another device, and reads the prompt while the model does. Nothing is drafted, and
+        nothing learnt, while the verifier is `crowded`."""
+        self._policy, self._retriever, self._model, self._gamma = policy, retriever, model, gamma
         self._name, self._linked, self._crowded = name if model is not None else "", linked, crowded
         self._waits = False  # True: the verifier is crowded
         self.needs_verdict = model is None or model.needs_verdict
 
     def begin(self, state: GenerationState) -> None:
         self._policy.begin(state.prompt_tokens, self._name, linked=self._linked)
-        self._copies.begin(state.ids)
+        self._retriever.begin(state.ids)
         if self._model is not None:
             self._model.begin(state)
 
@@ -196,10 +196,10 @@ class HybridDrafter(Drafter):
         self._waits = self._crowded()
         if self._waits:
             return Chunk(reason="other replies are being written" if state.explain else "")
-        policy, copies = self._policy, self._copies
-        known = copies.follow(state.ids)
+        policy, retriever = self._policy, self._retriever
+        known = retriever.follow(state.ids)
         looks = known >= 0 and policy.looks(known)
-        offer = copies.offers(policy.floor, gamma) if looks else NO_OFFER
+        offer = retriever.offers(policy.floor, gamma) if looks else NO_OFFER
         bid = policy.bid(offer.survives, gamma)
         reason = policy.explain(offer.survives, bid, looked=looks or known < 0) if state.explain else ""
         if bid.asks and self._model is not None:
@@ -216,9 +216,9 @@ class HybridDrafter(Drafter):
         chunk = chunk.part(0, n)
         if reason:
             chunk = replace(chunk, reason=reason)
-        if n < len(survives) or not n or not self._copies:
+        if n < len(survives) or not n or not self._retriever.has_sources:
             return chunk
-        more = self._copies.offers(policy.floor, gamma - n, chunk.ids.tolist(), survives[-1])
+        more = self._retriever.offers(policy.floor, gamma - n, chunk.ids.tolist(), survives[-1])
         useful = policy.useful(more.survives, n)
         return chunk.then(more.chunk(useful)) if useful else chunk
 
@@ -231,8 +231,8 @@ class HybridDrafter(Drafter):
         if self._model is None or self.needs_verdict:
             return NO_CHUNK
         gamma = min(gamma, self._gamma)
-        copied = chunk.retrieved or not len(chunk)
-        own = self._model.propose(state, gamma) if copied else chunk.part(0, len(chunk) - chunk.tail)
+        model_drafted_nothing = chunk.retrieved or not len(chunk)
+        own = self._model.propose(state, gamma) if model_drafted_nothing else chunk.part(0, len(chunk) - chunk.tail)
         return self._model.unverified(state, own, gamma)
 
     def observe(self, state: GenerationState, turn: Round) -> None:
@@ -240,5 +240,5 @@ class HybridDrafter(Drafter):
             self._model.observe(state, turn)
         if turn.verdict is None or self._waits:
             return
-        self._copies.observe(turn.chunk, turn.verdict)
+        self._retriever.observe(turn.chunk, turn.verdict)
         self._policy.observe(turn)

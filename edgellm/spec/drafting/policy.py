@@ -127,9 +127,9 @@ class Bid:
 class DraftPolicy:
     """The decisions on drafts, in one reply after another, by what earlier rounds taught."""
 
-    def __init__(self, curve: CostCurve, copies: EvidenceAcceptance | None = None) -> None:
-        """Decide by `curve`; `copies` has the chances of copied tokens."""
-        self.copies = copies or EvidenceAcceptance()
+    def __init__(self, curve: CostCurve, copy_chances: EvidenceAcceptance | None = None) -> None:
+        """Decide by `curve`, and by the `copy_chances`, those of copied tokens."""
+        self.copy_chances = copy_chances or EvidenceAcceptance()
         self._models: dict[str, ModelArm] = {}
         self._plain, self._others = Arm(), Arm()  # rounds without a draft, and without a draft model
         self.use_curve(curve)
@@ -149,8 +149,8 @@ class DraftPolicy:
         return self._models.setdefault(model, ModelArm())
 
     def begin(self, prompt: int, model: str = "", *, linked: bool = False) -> None:
-        """Begin a reply to `prompt` tokens. `model` names the draft model, "" is none. `linked`: the verifier is on
-        another device, which reads the prompt while the draft model does."""
+        """Begin a reply to `prompt` tokens. `model` names the draft model, "" is none. `linked`: the verifier is in
+        another process or on another device, and reads the prompt while the draft model does."""
         self._model = self._arm(model) if model else None
         self._linked, self._prompt, self._written = linked, prompt, 0
         self.cost.move(prompt)
@@ -277,8 +277,8 @@ class DraftPolicy:
         if (position := self._prompt + self._written) >= self.cost.position + MAX_DRAFT:
             self.cost.move(position)
         if copied or not len(chunk):
-            expected = float(chunk.confidence.sum()) / self.copies.trust if copied else 0.0
-            self.copies.record_draft(expected, verdict.accepted)
+            expected = float(chunk.confidence.sum()) / self.copy_chances.trust if copied else 0.0
+            self.copy_chances.record_draft(expected, verdict.accepted)
         if model is not None:
             model.settle(TUNING.exploration * tokens)
         if not first:  # The first round's time includes the prompt's.
@@ -344,7 +344,7 @@ class DraftPolicy:
     @property
     def reason(self) -> str:
         """Return the present choice and its reason, in one sentence."""
-        found = f"{self._second}; {self.copies.trust:.0%} of the expected copies were right"
+        found = f"{self._second}; {self.copy_chances.trust:.0%} of the expected copies were right"
         if self._model is None:
             return found
         if not self._model.is_judged:

@@ -57,7 +57,8 @@ class Retriever:
         self.copied = {name: 0 for name, source in sources.items() if source is not None}
         """Accepted tokens of the reply by the source that offered them."""
 
-    def __bool__(self) -> bool:
+    @property
+    def has_sources(self) -> bool:
         """Return whether there is anything to copy from."""
         return bool(self._sources)
 
@@ -178,7 +179,7 @@ class DraftIndex:
             "schema": lambda: None if forced is None else mechanism("forced text").ForcedText(forced),
         }
         sources = {name: opened[name]() if name in names else None for name in SOURCES}
-        return Retriever(sources, self.policy.copies, inside=self._inside, is_eog=self._is_eog)
+        return Retriever(sources, self.policy.copy_chances, inside=self._inside, is_eog=self._is_eog)
 
     def give(self) -> None:
         """Give the index back after a reply."""

@@ -42,11 +42,11 @@ def events(
 ) -> tuple[list[Any], Summary]:  # fmt: skip
     """Return the events of a reply, and its statistics; it is remembered."""
     stats, ids = Summary(), np.array(prompt, dtype=np.int32)
-    copies = known.take(names)
-    assert copies is not None
+    retriever = known.take(names)
+    assert retriever is not None
     try:
         state = GenerationState(ids, GREEDY, GenerationLimits(40, 200, 63))
-        return list(going(state, HybridDrafter(known.policy, copies, model, 3), verifier, stats=stats)), stats
+        return list(going(state, HybridDrafter(known.policy, retriever, model, 3), verifier, stats=stats)), stats
     finally:
         known.give()
         known.add(prompt, stats.ids)
@@ -137,11 +137,11 @@ def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
     events(known, [1, 2, 3], FakeVerifier(chain(3, eog_at=30)))
     verifier = FakeVerifier(chain(3, eog_at=30), lost={1, 3}, absence=2)
     small = FakeDrafter(chain(99))  # disagrees with the verifier, and with all that can be copied
-    copies, text, lost = known.take(SOURCES), [1, 2, 3], False
-    assert copies is not None
+    retriever, text, lost = known.take(SOURCES), [1, 2, 3], False
+    assert retriever is not None
     try:
         state = GenerationState(np.array(text, dtype=np.int32), GREEDY, GenerationLimits(40, 200, 5))
-        for event in going(state, HybridDrafter(known.policy, copies, small if model else None, 3), verifier):
+        for event in going(state, HybridDrafter(known.policy, retriever, small if model else None, 3), verifier):
             if isinstance(event, Token):
                 writer = small if event.source is Source.DRAFT else verifier
                 assert event.id == int(writer.logits(np.array(text, dtype=np.int32)).argmax())
@@ -205,25 +205,25 @@ def test_the_past_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_schema_forces_is_offered_until_the_model_divides_it_otherwise() -> None:
     forced = {(1, 2): [5, 6, 7], (1, 2, 5): [6, 7], (1, 2, 5, 9): [8]}
     known = memory()
-    copies = known.take(("schema",), lambda text: forced.get(tuple(text.tolist()), ()))
-    assert copies is not None
-    copies.begin(np.array([1, 2], dtype=np.int32))
-    assert list(copies.offers(lambda _: 0.0, 9).ids) == [5, 6, 7]
-    assert copies.follow(np.array([1, 2, 5], dtype=np.int32)) > 0
-    assert list(copies.offers(lambda _: 0.0, 9).ids) == [6, 7]
-    copies.follow(np.array([1, 2, 5, 9], dtype=np.int32))
-    assert list(copies.offers(lambda _: 0.0, 1).ids) == [8]
-    assert copies.follow(np.array([1, 2, 5, 9, 8], dtype=np.int32)) == 0
-    assert not copies.offers(lambda _: 0.0, 9).ids
+    retriever = known.take(("schema",), lambda text: forced.get(tuple(text.tolist()), ()))
+    assert retriever is not None
+    retriever.begin(np.array([1, 2], dtype=np.int32))
+    assert list(retriever.offers(lambda _: 0.0, 9).ids) == [5, 6, 7]
+    assert retriever.follow(np.array([1, 2, 5], dtype=np.int32)) > 0
+    assert list(retriever.offers(lambda _: 0.0, 9).ids) == [6, 7]
+    retriever.follow(np.array([1, 2, 5, 9], dtype=np.int32))
+    assert list(retriever.offers(lambda _: 0.0, 1).ids) == [8]
+    assert retriever.follow(np.array([1, 2, 5, 9, 8], dtype=np.int32)) == 0
+    assert not retriever.offers(lambda _: 0.0, 9).ids
 
 
 def taken(
     memory: DraftIndex, prompt: Ids | list[int], names: Collection[str] = SOURCES, model: Drafter | None = None
 ) -> HybridDrafter:
     """Return a drafter from the memory's sources of these names and from `model`, for a reply to `prompt`."""
-    copies = memory.take(names)
-    assert copies is not None
-    drafter = HybridDrafter(memory.policy, copies, model, 3, linked=True)
+    retriever = memory.take(names)
+    assert retriever is not None
+    drafter = HybridDrafter(memory.policy, retriever, model, 3, linked=True)
     drafter.begin(GenerationState(np.asarray(prompt, dtype=np.int32)))
     return drafter
 
