@@ -23,8 +23,8 @@ class Bandit:
     def second(self) -> bool:
         """Return whether to use the second arm next."""
         first, second = self.arms
-        if min(first.rounds, second.rounds) < ModelArm.rounds_tried:
-            return second.rounds <= first.rounds
+        if min(first.count, second.count) < ModelArm.rounds_tried:
+            return second.count <= first.count
         faster = second.pace <= first.pace
         other, pace = self.arms[not faster], self.arms[faster].pace
         if self._saved > max(0.0, other.seconds - other.tokens * pace):

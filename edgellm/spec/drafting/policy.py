@@ -38,12 +38,12 @@ class Arm:
 
     def __init__(self, tokens: float = 0.0, seconds: float = 0.0) -> None:
         """Expect so many tokens and seconds, until a round is added."""
-        self.tokens, self.seconds, self.rounds = tokens, seconds, 0
+        self.tokens, self.seconds, self.count = tokens, seconds, 0
 
     def add(self, tokens: float, seconds: float) -> None:
         """Add a round."""
-        self.rounds += 1
-        weight = max(TUNING.latest, 1.0 / self.rounds)
+        self.count += 1
+        weight = max(TUNING.latest, 1.0 / self.count)
         self.tokens += weight * (tokens - self.tokens)
         self.seconds += weight * (seconds - self.seconds)
 
@@ -63,25 +63,25 @@ class ModelArm:
     def __init__(self) -> None:
         self.rounds, self.drafts = Arm(), Arm()
         self.acceptance, self.allowance = ConfidenceAcceptance(), TUNING.first_try
-        self.acceptances: Sequence[float] = ()
+        self.known_survival: Sequence[float] = ()
         self._seconds = self._read = 0.0  # expected seconds of a drafted token; those of reading in this round
         self.begin(0, 0)
 
-    def expect(self, seconds: float, acceptances: Sequence[float]) -> None:
+    def expect(self, seconds: float, known_survival: Sequence[float]) -> None:
         """Expect so many seconds of a drafted token, and these shares of drafts whose first i + 1 tokens are
         accepted."""
-        self._seconds, self.acceptances = seconds, acceptances
+        self._seconds, self.known_survival = seconds, known_survival
 
-    def begin(self, prompt: int, hope: int) -> None:
-        """Begin a reply to `prompt` tokens, in which drafts of `hope` tokens would pay, 0 if none, were they as right
-        as can be hoped."""
-        self.unread, self.hope = prompt, hope  # tokens that the model has to read before it can draft
+    def begin(self, prompt: int, hoped_length: int) -> None:
+        """Begin a reply to `prompt` tokens, in which drafts of `hoped_length` tokens would pay, 0 if none, were they
+        as right as can be hoped."""
+        self.unread, self.hoped_length = prompt, hoped_length  # `unread`: tokens to read before it can draft
         self.has_read = self.asked = False
 
     @property
     def is_judged(self) -> bool:
         """Return whether enough rounds with the model are known."""
-        return self.rounds.rounds >= self.rounds_tried
+        return self.rounds.count >= self.rounds_tried
 
     @property
     def token_seconds(self) -> float:
@@ -91,7 +91,7 @@ class ModelArm:
     @property
     def most(self) -> int:
         """Return the longest draft: twice the mean tokens of a round."""
-        return ceil(2.0 * self.rounds.tokens) if self.rounds.rounds else self.first_draft
+        return ceil(2.0 * self.rounds.tokens) if self.rounds.count else self.first_draft
 
     def settle(self, decodes: float) -> None:
         """Add `decodes` that were earned or saved to the allowance, or take away those that were lost: a disturbance
@@ -159,7 +159,7 @@ class DraftPolicy:
 
     @property
     def price(self) -> float:
-        """Return the tokens that a second is worth: the recent tokens per second, at least those of plain rounds."""
+        """Return the recent tokens per second, at least those of plain rounds: a second is worth as much."""
         return max(self._tokens / self._decodes, 1.0) / self.cost.single
 
     def looks(self, known: int) -> bool:
@@ -169,27 +169,27 @@ class DraftPolicy:
 
     def bid(self, survives: Sequence[float], room: int) -> Bid:
         """Return the draft, at most `room` tokens; `survives[i]` is the chance that the first i + 1 offered copies are
-        all accepted. The first token waits for a draft model across a link alone: there both models read the prompt at
-        once."""
+        all accepted. Before a reply's first token the draft model is asked only if the verifier is across a link: then
+        both read the prompt at the same time."""
         model = self._model if self._written or self._linked else None
-        known = None if model is None else self._known()
-        asks = 0 if model is None else self._tries(model) if known is None else model.most
-        other = self._hoped(model)[1] if asks and known is None and model is not None else known
+        paying = None if model is None else self._paying()
+        asks = 0 if model is None else self._tries(model) if paying is None else model.most
+        other = self._hoped(model)[1] if asks and paying is None and model is not None else paying
         # A copy has to gain more than a plain round, and than `other`.
         least = 0.0 if other is None else self._gain(other) - 1.0 + self.price * self.cost.single
         copies = self.useful(survives[:room], least=max(0.0, least))
         return Bid(copies) if copies else Bid(0, min(room, asks))
 
-    def _known(self) -> Arm | None:
-        """Return the rounds with the draft model, as measured, or as its known acceptance lets expect them; None if
-        they are unknown or do not pay. Across a link they are expected to, until both ways are measured: a round trip
-        takes longer than a draft."""
+    def _paying(self) -> Arm | None:
+        """Return the rounds with the draft model; None if they are unknown or do not pay. The hoped-for round stands in
+        until the model is judged, if its acceptance is known, or across a link: a round trip takes longer than a
+        draft."""
         model = self._model
         if model is None:
             return None
         rounds = model.rounds
         if not model.is_judged:
-            if not (self._linked or model.acceptances):
+            if not (self._linked or model.known_survival):
                 return None
             rounds = self._hoped(model)[1]
         saved = TUNING.left * ((self._others.pace or self.cost.single) - rounds.pace)
@@ -199,9 +199,9 @@ class DraftPolicy:
     def _tries(self, model: ModelArm) -> int:
         """Return how many tokens of the draft model the allowance covers, were they all wrong; 0 where even right ones
         would not pay, and across a link until rounds without it are measured."""
-        if self._linked and model.is_judged and self._plain.rounds < model.rounds_tried:
+        if self._linked and model.is_judged and self._plain.count < model.rounds_tried:
             return 0
-        most = min(model.most, model.hope)
+        most = min(model.most, model.hoped_length)
         left = model.allowance - (0.0 if self._linked else self._reading(model) / self.cost.single)
         drafting = model.token_seconds / self.cost.single
         losses = ((n, self.cost.loss(n, 0) + n * drafting) for n in range(most, 0, -1))
@@ -210,7 +210,7 @@ class DraftPolicy:
     def _hoped(self, model: ModelArm) -> tuple[int, Arm]:
         """Return the best length of the model's drafts if they are as right as is known, or can be hoped, 0 if none
         pays; and the round of that length, at least of one token."""
-        hopes = model.acceptances or [TUNING.hope**n for n in range(1, MAX_DRAFT)]
+        hopes = model.known_survival or [TUNING.hope**n for n in range(1, MAX_DRAFT)]
         n = self.useful(hopes, token_seconds=model.token_seconds)
         drafted = max(n, 1)
         seconds = self.cost.seconds(drafted) + drafted * model.token_seconds
@@ -226,7 +226,7 @@ class DraftPolicy:
     def _without(self) -> Arm:
         """Return a round without a draft: by the curve, but as measured across a link, where a verifier may write
         several tokens."""
-        return self._plain if self._linked and self._plain.rounds else Arm(1.0, self.cost.single)
+        return self._plain if self._linked and self._plain.count else Arm(1.0, self.cost.single)
 
     def _gain(self, rounds: Arm) -> float:
         """Return the tokens that rounds gain, less their seconds at the present price: across a link at that of plain
@@ -246,7 +246,7 @@ class DraftPolicy:
     def useful(
         self, survives: Sequence[float], rows: int = 0, token_seconds: float = 0.0, least: float = 0.0
     ) -> int:  # fmt: skip
-        """Return how many further tokens pay behind `rows` verified ones, if they gain more than `least`; `survives`
+        """Return how many further ones pay behind `rows` drafted tokens, if they gain more than `least`; `survives`
         are their chances, and each is yet to be drafted in `token_seconds`."""
         best, gain, expected, before, price = 0, least, 0.0, self.cost.seconds(rows), self.price
         for n, chance in enumerate(survives[: MAX_DRAFT - rows], 1):
@@ -306,17 +306,17 @@ class DraftPolicy:
     def explain(self, survives: Sequence[float], bid: Bid, *, looked: bool) -> str:
         """Return the reason for a bid."""
         if bid.asks:
-            return "the draft model is tried" if self._known() is None else "the draft model gains most"
+            return "the draft model is tried" if self._paying() is None else "the draft model gains most"
         if bid.copies:
             expected = 1.0 + sum(survives[: bid.copies])
             cost = self.cost.seconds(bid.copies) / self.cost.single
             return f"{bid.copies} drafted: {expected:.1f} tokens expected in the time of {cost:.1f}"
-        paused = "; the draft model is paused: it does not pay" if self._known() is None and self._model else ""
+        model = self._model_state() if self._paying() is None else ""
         if not looked:
-            return f"no lookup: too little of the text has occurred before, where {self._second}{paused}"
+            return f"no lookup: too little of the text has occurred before, where {self._second_row}{model}"
         if not survives:
-            return f"no draft is retrieved{paused}"
-        return f"a draft has a {survives[0]:.0%} chance, and {self._second}{paused}"
+            return f"no draft is retrieved{model}"
+        return f"a draft has a {survives[0]:.0%} chance, and {self._second_row}{model}"
 
     def slow_model(self, name: str, *, judged: bool = False) -> str:
         """Return that replies are slower with this draft model, in a sentence; "" where that is not known. If `judged`,
@@ -338,18 +338,21 @@ class DraftPolicy:
         return f"{here}, so drafts are left out{rest}."
 
     @property
-    def _second(self) -> str:
+    def _second_row(self) -> str:
         return f"a second row costs {(self.cost.seconds(1) - self.cost.single) / self.cost.single:.0%} of the first"
 
     @property
     def reason(self) -> str:
         """Return the present choice and its reason, in one sentence."""
-        found = f"{self._second}; {self.copy_chances.trust:.0%} of the expected copies were right"
+        return f"{self._second_row}; {self.copy_chances.trust:.0%} of the expected copies were right{self._model_state()}"
+
+    def _model_state(self) -> str:
+        """Return whether the draft model is used, and why, as the end of a sentence; "" without one."""
         if self._model is None:
-            return found
+            return ""
         if not self._model.is_judged:
-            state = "being tried" if self._model.hope else "left out: even right drafts would not pay"
-            return f"{found}; the draft model is {state}"
-        used = "paused" if self._known() is None else "used"
+            state = "being tried" if self._model.hoped_length else "left out: even right drafts would not pay"
+            return f"; the draft model is {state}"
+        used = "paused" if self._paying() is None else "used"
         with_model, without = (pace / self.cost.single for pace in (self._model.rounds.pace, self._others.pace))
-        return f"{found}; the draft model is {used}: {with_model:.2f} decodes a token, {without:.2f} without it"
+        return f"; the draft model is {used}: {with_model:.2f} decodes a token, {without:.2f} without it"

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve
-from edgellm.spec.drafting.policy import DraftPolicy
+from edgellm.spec.drafting.policy import Bid, DraftPolicy
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
 from tests.spec.drafting.test_cost_curve import curves
 
@@ -204,6 +204,8 @@ def test_a_model_that_does_not_pay_is_hardly_asked_in_this_reply_and_the_next(to
         told(known, 0, 1, 1.0)
     assert rounds_with(known, 1000, tokens, drafting=3.0) < 8
     assert "paused" in known.reason
+    assert "paused" in known.explain([], Bid(), looked=True)
+    assert "being tried" in policy(FLAT, "new").explain([], Bid(), looked=True)
     assert "tried again now and then" in known.slow_model("slow")
 
 
