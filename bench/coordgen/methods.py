@@ -16,7 +16,7 @@ from edgellm.spec.drafting.policy import Bid, DraftPolicy
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.retriever import DraftIndex, Retriever
 from edgellm.spec.ngram.reuse import Reuse
-from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, SEPARATOR, DraftSource, Offer
+from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, SEPARATOR, DraftSource, Guess
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import HistoryIndex as Past
 from edgellm.spec.params import SOURCES
@@ -50,13 +50,13 @@ class TextCursor:
     def __init__(self, text: Sequence[int], at: int, matched: int) -> None:
         self._text, self._at, self._matched = text, at, matched
 
-    def offer(self) -> Offer:
+    def offer(self) -> Guess:
         if not 0 <= self._at < len(self._text) or (token := self._text[self._at]) == SEPARATOR:
             return NOTHING
-        return token, self._matched, 1.0
+        return Guess(token, self._matched, 1.0)
 
     def advance(self, token: int) -> None:
-        if self._at >= 0 and self.offer()[0] == token:
+        if self._at >= 0 and self.offer().token == token:
             self._at, self._matched = self._at + 1, self._matched + 1
         else:
             self._at = -1

@@ -54,8 +54,8 @@ class Drafters:
     def __init__(
         self, model: Model, spec: ContextSpec, fingerprint: Callable[[], str], fit: PairFit, prompts: SavedPrompts
     ) -> None:
-        """Open drafters of `model` with contexts like `spec`. `fingerprint` returns that of its file, which names the
-        parts for early exits. `fit` compares its vocabulary with the verifier's. `prompts` as for `Context`."""
+        """Open drafters of `model` with contexts like `spec`. `fingerprint` returns that of its file, under which the
+        cut parts of the model are kept. `fit` compares its vocabulary to the verifier's; `prompts` as for `Context`."""
         self.model, self._spec, self._fingerprint, self._fit, self._prompts = model, spec, fingerprint, fit, prompts
         self._idle: list[tuple[DrafterKind, Drafter]] = []
         self._lock = threading.Lock()  # Several threads may write replies.
@@ -253,9 +253,9 @@ class PairEngine:
         if not self.linked:
             curve = ModelCurve(text, config.threads, idle.file_hash(text.path), idle, history=config.history)
         self.drafting = self.own(Drafting(text, partial(self._verifier_of, text, self.context), curve))
-        self.own(idle)  # Idle work must end before the models are closed.
+        self.own(idle)  # Registered again, to be closed first (in reverse): idle work uses the models.
         if curve is not None:
-            idle.rest()  # A command's only question follows at once.
+            idle.rest()  # Do not measure yet: a command asks its question at once.
             idle.add(curve.measure)
         return self
 

@@ -90,7 +90,7 @@ def penalised(logits: Floats, text: Ids, penalties: Penalties) -> Floats:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The set that a verifier chooses tokens from: whole rows of logits, or the `likely` likeliest tokens of a place,
-    all that a stock server tells. `draws_itself`: the server draws sampled tokens."""
+    all that a stock server tells (0: it tells none). `draws_itself`: the server draws sampled tokens."""
 
     likely: int | None = None
     draws_itself: bool = False
@@ -297,11 +297,11 @@ def _sampling(wanted: Mapping[str, Any], origin: str) -> ModelSampling:
     return ModelSampling(**{"temperature": _UNSAID["temperature"], **wanted}, origin=origin)
 
 
-_LEAST_ALLOWED = np.float32(-1e30)  # an allowed token's logit: some rows lack tokens of another vocabulary
+_LEAST_ALLOWED = np.float32(-1e30)  # least logit of an allowed token: those that a translated row lacks stay drawable
 
 
 class GrammarState(Protocol):
-    """The part of `edgellm.engine.grammar.Grammar` that is used."""
+    """The part of `edgellm.engine.grammar.matcher.Grammar` that is used. `text` is the reply, without its thought."""
 
     def mask(self, text: Ids) -> npt.NDArray[np.bool_]: ...
 
@@ -309,7 +309,7 @@ class GrammarState(Protocol):
 
 
 class ReplyGrammar:
-    """The grammar of one reply, and the position in it of one drafter or verifier."""
+    """The grammar of one reply, for one drafter or verifier, as it remembers the text that was asked about last."""
 
     @classmethod
     def of(cls, constraint: Constraint | None, compile_schema: Callable[[str], GrammarState] | None) -> Self | None:

@@ -344,7 +344,8 @@ class DraftPolicy:
     @property
     def reason(self) -> str:
         """Return the present choice and its reason, in one sentence."""
-        return f"{self._second_row}; {self.copy_chances.trust:.0%} of the expected copies were right{self._model_state()}"
+        copies = f"{self.copy_chances.trust:.0%} of the expected copies were right"
+        return f"{self._second_row}; {copies}{self._model_state()}"
 
     def _model_state(self) -> str:
         """Return whether the draft model is used, and why, as the end of a sentence; "" without one."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgellm.engine import common_prefix
-from edgellm.spec.ngram.sources import NOTHING, ContextIndex, Cursor, DraftSource, Offer
+from edgellm.spec.ngram.sources import NOTHING, ContextIndex, Cursor, DraftSource, Guess
 from edgellm.spec.types import Expected
 from edgellm.spec.verification import LIKELY
 
@@ -79,9 +79,9 @@ class CalibratedCursor:
     def __init__(self, calibration: Calibration, place: int, matched: int) -> None:
         self._calibration, self._place, self._matched = calibration, place, matched
 
-    def offer(self) -> Offer:
+    def offer(self) -> Guess:
         token, chance = self._calibration.expected(self._place)
-        return (token, self._matched, chance) if token >= 0 else NOTHING
+        return Guess(token, self._matched, chance) if token >= 0 else NOTHING
 
     def advance(self, token: int) -> None:
         before = self._place

@@ -7,7 +7,7 @@ the same words in the context is right more often than its own.
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -152,11 +152,16 @@ class SuffixAutomaton:
 _EMPTY: dict[int, int] = {}
 
 
-Offer: TypeAlias = tuple[int, int, float]
-"""A token that may come next (-1: none), the length of the match before it, and the share of the match's places where
-the token follows (or the token's probability by the model)."""
+class Guess(NamedTuple):
+    """A `token` that may come next (-1: none), behind a match of `matched` tokens, and the `share` of the match's
+    places where the token follows (or the token's probability by the model)."""
 
-NOTHING: Offer = (_NONE, 0, 0.0)
+    token: int
+    matched: int
+    share: float
+
+
+NOTHING = Guess(_NONE, 0, 0.0)
 SEPARATOR = -2
 """The separator of two conversations: no token of a model, so that nothing is matched or drafted across it."""
 
@@ -164,7 +169,7 @@ SEPARATOR = -2
 class Cursor(Protocol):
     """A source read forward from the end of the reply, over tokens that are drafted and not yet accepted."""
 
-    def offer(self) -> Offer: ...
+    def offer(self) -> Guess: ...
 
     def advance(self, token: int) -> None:
         """Move on over `token`, which this source or another has drafted."""
@@ -208,10 +213,10 @@ class ListCursor:
     def __init__(self, tokens: Sequence[int], matched: int) -> None:
         self._tokens, self._matched, self._at = tokens, matched, 0
 
-    def offer(self) -> Offer:
+    def offer(self) -> Guess:
         if self._at >= len(self._tokens):
             return NOTHING
-        return self._tokens[self._at], self._matched + self._at, 1.0
+        return Guess(self._tokens[self._at], self._matched + self._at, 1.0)
 
     def advance(self, token: int) -> None:
         if self._at < len(self._tokens) and token == self._tokens[self._at]:
@@ -224,17 +229,17 @@ class AutomatonCursor:
     __slots__ = ("_automaton", "_matched", "_offered", "_open", "_state", "_to")
 
     def __init__(self, automaton: SuffixAutomaton, state: int, matched: int, open_end: int = 0) -> None:
-        """Start from `state`; `open_end` is 1 if the match is also the end of the indexed text."""
+        """Start from `state`; `open_end` is 1 if the match also ends the indexed text, a place without continuation."""
         self._automaton, self._state, self._matched, self._open = automaton, state, matched, open_end
         self._offered, self._to = -1, (0, 0)  # offered token, and the state after it
 
-    def offer(self) -> Offer:
+    def offer(self) -> Guess:
         automaton, state, matched = self._automaton, self._state, self._matched
         while matched > 0:
             token, to, count = automaton.likeliest(state)
             if token >= 0:
                 self._offered, self._to = token, (to, matched + 1)
-                return token, matched, count / max(count, automaton.count[state] - self._open)
+                return Guess(token, matched, count / max(count, automaton.count[state] - self._open))
             if token == SEPARATOR:
                 return NOTHING
             state = automaton.link[state]
@@ -293,7 +298,7 @@ class HistoryIndex(DraftSource):
     def begin(self, prompt: Sequence[int]) -> None:
         self.state, self._matched = ROOT, 0
         self.extend(prompt[-PROMPT_TAIL:])
-        if self._matched < PROMPT_TAIL:  # The end of a chat template stands in every prompt.
+        if self._matched < PROMPT_TAIL:  # It may be no more than the end of the chat template, which every prompt has.
             self.state, self._matched = ROOT, 0
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -335,7 +340,8 @@ class ContextLookup:
     def cursor(self, prefix: Ids, committed: bool = True) -> Cursor:
         """Return a cursor at the end of `prefix` (n,), which begins with the prompt.
 
-        The part shared with the last `committed` prefix is indexed; the rest may be speculative and is only read.
+        `committed`: it is the reply so far, perhaps with a draft to follow. What it shares with the prefix of the last
+        such call is indexed; the rest is only read.
         """
         context = self._context
         tail = prefix[len(context.text) :]
