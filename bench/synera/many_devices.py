@@ -116,7 +116,7 @@ def ratios(model: Model, work: list[Script], rounds: int, repeats: int, seed: in
         closing(Fleet(model, work, None, limits, seed)) as together,
         closing(Fleet(model, work, None, SchedulerLimits(rows=1), seed)) as single,
     ):
-        bare = Bare(model, work, together.context.native.threads, limits.rows, together.context.spec.flash)
+        bare = Bare(model, work, together.context.native.threads, limits.rows, together.context.native_spec.flash)
         tokens: list[int] = []
 
         def worker() -> float:

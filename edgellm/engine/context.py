@@ -61,8 +61,9 @@ class Context(CachedSequences):
         # The last layer's output holds only rows with logits.
         every = capture is not None and capture.stop_after == model.n_layer - 1
         self._batch = LlamaBatch(opened.rows, room, planes=model.position_planes, flag_all=every)
-        # The rows of a pass over so many rows of a sequence, as of a single sequence that is filled up.
+        # To how many rows n rows of a sequence are padded, so that logits do not depend on n.
         self._padded: Callable[[int], int] = (lambda n: n) if opened.padding is None else opened.padding.rows
+        # The same for a decode of one sequence alone, which `fill` also pads to where more rows are faster.
         self._filled: Callable[[int], int] = self._padded
 
     def set_cancel(
@@ -71,8 +72,8 @@ class Context(CachedSequences):
         """Have decodes ask `should_stop` before each of llama.cpp's batches, and a `Stop` also during a batch.
 
         A decode that is stopped raises Stopped, and has changed nothing. None: nothing is asked. A decode of several
-        batches calls `progress` before the first and after each batch, with how many positions there were before, are
-        there now, and will be, without the rows behind the first output, which are drafted.
+        batches calls `progress(known, done, total)` before the first and after each batch, in positions: those before
+        the decode, now and at its end. Rows behind the first output do not count, as they are drafted.
         """
         self.native.set_cancel(should_stop)
         if self.speculator is not None:
@@ -91,14 +92,14 @@ class Context(CachedSequences):
         """Close the context; its memory is freed once no view of the logits is left."""
         sound = not self.native.closed and not self.native.owned.guard.busy
         if sound and self._prompts is not None:
-            for seq in self._kept:
-                self._keep(self._prompts, seq)
+            for seq in self._savable:
+                self._to_disk(self._prompts, seq)
         if self.speculator is not None:
             self.speculator.close()
             self.speculator = None
         self.native.close()
         self._cache.close()
-        native.release_threads()  # it may well have been measured, by a thread that now does other work
+        native.release_threads()  # A thread that only measured would keep an idle OpenMP team.
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +126,7 @@ class Context(CachedSequences):
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
         try:
-            if self.captured is not None or self.spec.padding is not None:
+            if self.captured is not None or self.native_spec.padding is not None:
                 return self._decode_batch((SeqRows(seq, ids, outputs),), self._padded)[0]
             if n < self._filled(n) <= self.n_ctx - start:
                 with suppress(ContextFull):  # the ids alone may fit
@@ -133,7 +134,7 @@ class Context(CachedSequences):
             self._run(self._place(0, seq, ids, outputs), self._batch.tokens)
             self._sequences.lengths[seq] = start + n
         except BaseException:
-            self._restore({seq: start})
+            self._undo({seq: start})
             raise
         return self.native.rows(outputs)
 
@@ -156,16 +157,16 @@ class Context(CachedSequences):
         if wanted > self.n_batch:
             raise InvalidOption(f"{wanted} rows of logits exceed n_batch.", f"Ask for at most {self.n_batch} at once.")
         try:
-            most = self.n_batch - (0 if self.spec.padding is None else MOST_PADDING * len(rows))
-            heads, rest = split(rows, most, borders)
+            most = self.n_batch - (0 if self.native_spec.padding is None else MOST_PADDING * len(rows))
+            earlier, rest = split(rows, most, borders)
             known = sum(starts.values())
             total = known + sum(len(r.ids) - r.outputs + 1 for r in rows)
-            self._decode_heads(heads, known, total, borders)
+            self._decode_earlier(earlier, known, total, borders)
             views = self._decode_batch(rest, self._padded)
-            if heads:
+            if earlier:
                 self._progress(known, total, total)
         except BaseException:
-            self._restore(starts)
+            self._undo(starts)
             raise
         return views
 
@@ -194,17 +195,17 @@ class Context(CachedSequences):
             rows = rows * np.float32(factor)
         return np.ascontiguousarray(rows, dtype=np.float32)
 
-    def _decode_heads(self, heads: Sequence[SeqRows], known: int, total: int, borders: Sequence[int]) -> None:
-        """Decode the first rows behind `known` of `total` positions, a batch for each of `heads`. Checkpoints are saved
-        at the `borders`, and at the end: the end of a long prompt may change."""
+    def _decode_earlier(self, earlier: Sequence[SeqRows], known: int, total: int, borders: Sequence[int]) -> None:
+        """Decode the first rows behind `known` of `total` positions, a batch for each of `earlier`. Checkpoints are
+        saved at the `borders`, and at the end: the end of a long prompt may change."""
         done = 0
-        for r in heads:
+        for r in earlier:
             self._progress(known, known + done, total)
             self._read(r)
             done += len(r.ids)
-            if not self._cache.plain and (done in borders or r is heads[-1]):
+            if not self._cache.plain and (done in borders or r is earlier[-1]):
                 self._cache.save(r.seq, self._sequences.lengths[r.seq], border=True)
-        if heads:
+        if earlier:
             self._progress(known, known + done, total)
 
     def _borders(self, seq: int, ids: Ids, outputs: int) -> list[int]:
@@ -265,13 +266,13 @@ class Context(CachedSequences):
 
     def _begin(self, seq: int, n: int, outputs: int) -> int:
         """Return the length of the sequence if `n` more positions with `outputs` rows of logits are possible."""
-        _ = self.native.owned
+        self.native.check_open()
         if n < 1 or not 0 <= outputs <= min(n, self.n_batch):
             raise InvalidOption(
                 f"{outputs} rows of logits of {n} ids were asked for.", f"Give ids, and ask for at most {self.n_batch}."
             )
         length = self._sequences.check_fits(seq, n)
-        if seq in self._lost:
+        if seq in self._held:
             self.reread(seq)
         if self.captured is not None:
             self.captured.clear()

@@ -227,6 +227,10 @@ class NativeContext:
         native.process_exit.block_if_exiting()
         return self._owned
 
+    def check_open(self) -> None:
+        """Raise EngineFailed if it is closed."""
+        _ = self.owned
+
     @property
     def closed(self) -> bool:
         """Return whether it is closed."""

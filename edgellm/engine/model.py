@@ -263,16 +263,15 @@ class ContextSpec:
     faster for many unrelated sessions. With `spare` a unified buffer has `n_ctx + spare` cells instead of room for all
     sequences in full: enough for one sequence and its branches, which share its cells.
 
-    The cache of a model in float32 is in float32, without flash attention, so that logits do not depend on how the ids
-    were batched (1e-5 of the largest; flash attention on a CPU rounds to 16 bits, and differently for other batch sizes
-    and, with single rows, for other numbers of threads: 1e-3). `flash`: flash attention, by default where it pays and
-    is possible.
+    A float32 model has a float32 cache and no flash attention: how ids are batched then changes logits by at most 1e-5
+    of the largest. With flash attention on a CPU, which rounds to 16 bits, it is 1e-3, and the number of threads
+    matters, too. `flash`: flash attention, by default where it pays and is possible.
 
     `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the end of a
     batch can be rolled back at once; otherwise checkpoints are saved to roll back to. `speculates`: the
     model's `speculator` is opened beside it, if it has one. `whole_window`: keep all positions of a sliding window, so
-    that rows can be rolled back, which cannot be read again. `reproducible`: passes are padded so that logits do not
-    depend on how the ids were batched, to the bit; by `padding`, which a trial finds where it is None.
+    that rows that cannot be read again, such as embeddings, can still be rolled back. `reproducible`: passes are padded
+    so that logits do not depend on how ids were batched, to the bit; by `padding`, which a trial finds if it is None.
     """
 
     n_ctx: int
@@ -316,8 +315,8 @@ class ContextSpec:
         rows = hardware.n_batch or (_PLAIN_BATCH if self.reproducible else N_BATCH)
         n_batch = max(self.n_seq, rows) if self.n_batch is None else self.n_batch
         self._check(n_batch)
-        spare = MOST_PADDING if self.reproducible else 0
-        cells += spare * self.n_seq
+        room_for_padding = MOST_PADDING if self.reproducible else 0
+        cells += room_for_padding * self.n_seq
         attends = capture is not None and bool(capture.attention)
         if attends:
             n_batch = min(n_batch, attention_rows(model.header, cells))

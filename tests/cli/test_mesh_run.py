@@ -133,7 +133,7 @@ def test_this_device_computes_its_part_as_the_options_say(edge: Edge, monkeypatc
 
     def noted(self: Context, *given: Any, **more: Any) -> None:
         init(self, *given, **more)
-        opened.append((self.native.threads, self.spec.flash))
+        opened.append((self.native.threads, self.native_spec.flash))
 
     monkeypatch.setattr(Context, "__init__", noted)
     hardware = ("--threads", "verifier=2", "--threads", "draft=3", "--flash-attn", "verifier=on", "--batch-size", "8")

@@ -88,10 +88,10 @@ def test_flash_attention_is_left_out_where_it_is_slower(draft_model: Model, exac
         Context(draft_model, ContextSpec(n_ctx=8)) as small,
         Context(exact_model, ContextSpec(n_ctx=8, flash=True)) as exact,
     ):
-        assert not small.spec.flash
-        assert not exact.spec.flash  # whose logits would depend on the batch
+        assert not small.native_spec.flash
+        assert not exact.native_spec.flash  # whose logits would depend on the batch
     with Context(draft_model, ContextSpec(n_ctx=8, flash=True)) as asked:
-        assert asked.spec.flash
+        assert asked.native_spec.flash
     pays = native.flash_pays
     assert (pays(500_000_000, 512), pays(500_000_000, 32), pays(5_000_000, 512)) == (True, False, False)
 

@@ -211,7 +211,7 @@ def test_values_that_llama_cpp_cannot_use_are_refused(wrong: dict[str, object]) 
 def test_the_record_travels_with_the_model(draft_path: Path) -> None:
     hardware = Hardware(threads=1, n_batch=32, cache_type="q8_0")
     with Model.load(draft_path, LoadSpec(hardware)) as model, Context(model, ContextSpec(n_ctx=256)) as context:
-        assert (context.native.threads, context.n_batch, context.spec.flash) == (1, 32, True)
+        assert (context.native.threads, context.n_batch, context.native_spec.flash) == (1, 32, True)
 
 
 SHAPE = replace(SHAPES["tiny-draft"], n_layer=1, n_embd=256, n_ff=768)

@@ -267,7 +267,7 @@ def test_the_states_are_the_inputs_of_the_layers(architectures: Architectures, n
     with Model.load(architectures(name)) as model:
         last = model.n_layer if name in LAST_OUTPUT else model.n_layer - 1
         layers = tuple(range(1, last + 1))
-        flash = Context(model, ContextSpec(n_ctx=12)).spec.flash
+        flash = Context(model, ContextSpec(n_ctx=12)).native_spec.flash
         spec = NativeSpec(12, 1, 12, threads=1, unified=True, cache_type="f32", flash=flash)
         trunk = llama_api.open_context(model.owned, spec)
         for layer in layers:

@@ -83,22 +83,22 @@ class SeqRows:
 
 
 def split(rows: Sequence[SeqRows], most: int, borders: Sequence[int] = ()) -> tuple[list[SeqRows], list[SeqRows]]:
-    """Return beginnings of at most `most` ids each, without logits, to be decoded one by one first; and the rest. Of a
-    single entry some of them end at the `borders`.
+    """Return the earlier rows in parts of at most `most` ids, without logits, to be decoded one by one; and the rest.
+    Of a single entry some parts end at the `borders`.
 
     The rest, one entry for each of `rows`, fits one batch of `most` rows. `rows` must ask for at most `most` rows of
     logits in all.
     """
-    heads, rest = [], []
+    earlier, rest = [], []
     total = sum(len(r.ids) for r in rows)
     for r in rows:
         at, n = 0, len(r.ids)
         while (border := next((one for one in borders if one > at), 0)) or (total > most and n - at > r.outputs):
             size = min(most, (border or n - r.outputs) - at)
-            heads.append(r.part(at, at + size, 0))
+            earlier.append(r.part(at, at + size, 0))
             total, at = total - size, at + size
         rest.append(r.part(at, n, r.outputs))
-    return heads, rest
+    return earlier, rest
 
 
 class CachedSequences(ABC):
@@ -111,33 +111,20 @@ class CachedSequences(ABC):
     def __init__(
         self, model: "Model", spec: "NativeSpec", context: "NativeContext", prompts: SavedPrompts | None
     ) -> None:
-        """Manage the cache of `context`. Raises ModelUnsupported: the model keeps none."""
-        self.model, self.spec, self.native = model, spec, context
+        """Manage the cache of `context`. Raises ModelUnsupported: the model has no key-value cache."""
+        self.model, self.native_spec, self.native = model, spec, context
+        self.n_ctx, self.n_seq, self.n_batch = spec.n_ctx, spec.sequences, spec.rows
+        """Positions of a sequence, sequences, and rows of a batch."""
         self._cache = KVCache(
             model.owned, context, spec.sequences, model.header.architecture, whole_window=spec.whole_window
         )
         self._prompts, self._epochs = prompts, [0 if prompts is None else prompts.epoch] * spec.sequences
         self._sequences = Sequences(spec.sequences, spec.n_ctx)
-        self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
+        self._held: dict[int, int] = {}  # positions that the cache still has of sequences whose rest must be read again
 
     @abstractmethod
     def _read(self, part: SeqRows) -> None:
         """Compute rows, at most a batch of them, behind the end of a sequence."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Positions of a sequence."""
-        return self.spec.n_ctx
-
-    @property
-    def n_seq(self) -> int:
-        """Sequences."""
-        return self.spec.sequences
-
-    @property
-    def n_batch(self) -> int:
-        """Rows of a batch."""
-        return self.spec.rows
 
     @property
     def recurrent(self) -> bool:
@@ -146,7 +133,7 @@ class CachedSequences(ABC):
 
     def _kind(self) -> str:
         """Return a name for all that a sequence's state depends on."""
-        spec, model = self.spec, self.model
+        spec, model = self.native_spec, self.model
         by_length = any("rope_factors_long" in tensor.name for tensor in model.header.tensors)
         context = f"{native.commit()} {spec.cache_type} {spec.flash} {spec.n_ctx if by_length else ''}"
         return f"{model.loaded_from}\n{context}"
@@ -162,7 +149,7 @@ class CachedSequences(ABC):
     def rollback(self, length: int, seq: int = 0) -> None:
         """Drop all but the first `length` positions of a sequence. Positions that a recurrent state or a sliding window
         has lost are read again before the next decode. Raises InvalidOption: the sequence is shorter than that."""
-        _ = self.native.owned
+        self.native.check_open()
         now = self.length(seq)
         if not 0 <= length <= now:
             raise InvalidOption(f"Cannot roll back to {length} positions.", f"The sequence has {now}.")
@@ -171,8 +158,8 @@ class CachedSequences(ABC):
         self._sequences.lengths[seq] = length
         if self.speculator is not None:
             self.speculator.truncate(seq, length)
-        if seq in self._lost:
-            now = self._lost.pop(seq)
+        if seq in self._held:
+            now = self._held.pop(seq)
             if now <= length:
                 self._lose(seq, now, length)
                 return
@@ -181,12 +168,12 @@ class CachedSequences(ABC):
     def _lose(self, seq: int, held: int, length: int) -> None:
         """Note that the cache has `held` of a sequence's `length` positions."""
         if held < length:
-            self._lost[seq] = held
+            self._held[seq] = held
 
     def reread(self, seq: int = 0) -> None:
         """Read again the positions that a rollback has lost. Decodes do so themselves."""
         lengths = self._sequences.lengths
-        held, length = self._lost.pop(seq, None), lengths[seq]
+        held, length = self._held.pop(seq, None), lengths[seq]
         if held is None:
             return
         ids = self._sequences.view(seq)[held:length].copy()
@@ -216,19 +203,19 @@ class CachedSequences(ABC):
 
         llama.cpp copies separate buffers only whole, when it next decodes; so this pays for long prefixes only.
         """
-        _ = self.native.owned
+        self.native.check_open()
         if dst != src:
-            self._lost.pop(dst, None)
+            self._held.pop(dst, None)
             if self.speculator is not None:
                 self.speculator.clear(dst)
             copied, whole = self._cache.copy(src, dst), self.length(src)
             self._sequences.copy(src, dst)
-            self._lose(dst, self._lost.get(src, whole) if copied else 0, whole)
+            self._lose(dst, self._held.get(src, whole) if copied else 0, whole)
         self.rollback(length, dst)
 
     def save(self, path: Path, seq: int = 0) -> bool:
         """Write a sequence to a file, with its ids; return whether that was possible."""
-        return seq not in self._lost and self._cache.save_file(seq, self.cached(seq), path)
+        return seq not in self._held and self._cache.save_file(seq, self.cached(seq), path)
 
     def load(self, path: Path, seq: int = 0) -> int:
         """Load a sequence from a file of `save`, which must be known to be whole; return its length: 0, with the
@@ -244,10 +231,10 @@ class CachedSequences(ABC):
     def clear(self, seq: int = 0) -> None:
         """Empty a sequence."""
         self._sequences.lengths[seq] = 0
-        self._lost.pop(seq, None)
+        self._held.pop(seq, None)
         if self.speculator is not None:
             self.speculator.clear(seq)
-        _ = self.native.owned
+        self.native.check_open()
         self._cache.clear(seq)
 
     def sync(self, ids: Ids, seq: int = 0) -> int:
@@ -257,26 +244,27 @@ class CachedSequences(ABC):
         Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id.
         """
         common = self._sequences.common(seq, ids[:-1])
-        _ = self.native.owned
+        self.native.check_open()
         self._cache.begin_read(seq)
-        if seq in self._kept and self._prompts is not None:
-            common = self._restored(self._prompts, ids[:-1], common, seq)
+        if seq in self._savable and self._prompts is not None:
+            common = self._from_disk(self._prompts, ids[:-1], common, seq)
         self.rollback(common, seq)
-        if seq in self._lost:
-            self._sequences.lengths[seq] = common = self._lost.pop(seq)
+        if seq in self._held:
+            self._sequences.lengths[seq] = common = self._held.pop(seq)
         self._cache.expect_draft(seq)
         return common
 
     @property
-    def _kept(self) -> range:
-        """Return the sequences that a prompt cache keeps: the first, and all whose cells are their own. A file has the
-        cells of a sliding window alone, which come back in other places, where sums round otherwise."""
-        if self.spec.padding is not None and self.model.window:
+    def _savable(self) -> range:
+        """Return the sequences that can be saved to disk: the first, and all whose cells are their own. None where
+        passes are padded and the model has a sliding window: a file holds only the cells within it, a restored sequence
+        has them at other places of the buffer, and there sums are rounded differently."""
+        if self.native_spec.padding is not None and self.model.window:
             return range(0)
-        return range(1 if self.spec.unified else self.n_seq)
+        return range(1 if self.native_spec.unified else self.n_seq)
 
-    def _restored(self, cache: SavedPrompts, ids: Ids, common: int, seq: int) -> int:
-        """Restore a kept sequence that shares more of `ids` (n,) than the `common` first ids, if that saves reading;
+    def _from_disk(self, cache: SavedPrompts, ids: Ids, common: int, seq: int) -> int:
+        """Load a sequence from disk that shares more of `ids` (n,) than the `common` first ids, if that saves reading;
         return how many ids are common then."""
         self._epochs[seq] = cache.epoch  # the new contents belong to this epoch
         if len(ids) - common < LEAST:
@@ -287,20 +275,21 @@ class CachedSequences(ABC):
         self.load(found, seq)
         return self._sequences.common(seq, ids)
 
-    def _keep(self, cache: SavedPrompts, seq: int) -> None:
+    def _to_disk(self, cache: SavedPrompts, seq: int) -> None:
         """Keep a sequence on disk if that may save reading."""
         lengths = self._sequences.lengths
-        lengths[seq] = self._cache.settle(seq, self._lost.pop(seq, lengths[seq]))
+        lengths[seq] = self._cache.settle(seq, self._held.pop(seq, lengths[seq]))
         ids = self.cached(seq)
         if len(ids) >= LEAST and self._epochs[seq] == cache.epoch and not (ids == NO_ID).any():
             write = partial(self.save, seq=seq)
             cache.keep(self._kind(), ids, self._cache.size(seq), write, whole=not self._cache.plain)
 
-    def _restore(self, starts: dict[int, int]) -> None:
+    def _undo(self, starts: dict[int, int]) -> None:
+        """Cut sequences to their lengths before a failed decode."""
         for seq, start in starts.items():
             now, self._sequences.lengths[seq] = self._sequences.lengths[seq], start
             if self.speculator is not None:
                 self.speculator.truncate(seq, start)
             if not self.native.closed:  # another thread may have closed the context
-                self._lost.pop(seq, None)
+                self._held.pop(seq, None)
                 self._lose(seq, self._cache.distrust(seq, start, now), start)

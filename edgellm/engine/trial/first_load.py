@@ -85,7 +85,7 @@ def _decode(model: Model) -> None:
         with Context(model, ContextSpec(n_ctx=_POSITIONS, flash=flash)) as context:
             context.decode(ids)
             context.decode(ids[:1])
-            if not context.spec.flash:
+            if not context.native_spec.flash:
                 return
 
 

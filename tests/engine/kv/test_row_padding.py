@@ -47,11 +47,11 @@ def test_the_cheapest_padding_is_found_by_which_all_passes_agree(padding: Paddin
 def test_what_was_found_is_kept(quantised: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
     with Context(quantised, SPEC) as context:
-        found = context.spec.padding
-        assert padding_of(quantised, context.spec, lambda _: False) == found
+        found = context.native_spec.padding
+        assert padding_of(quantised, context.native_spec, lambda _: False) == found
         next(tmp_path.glob("cache/probed/rows-*")).write_text("{", encoding="utf-8")
         with pytest.raises(ModelUnsupported, match="Leave out --reproducible"):
-            padding_of(quantised, context.spec, lambda _: False)
+            padding_of(quantised, context.native_spec, lambda _: False)
 
 
 def test_logits_do_not_depend_on_pieces_outputs_or_room(quantised: Model, ids: Ids) -> None:
