@@ -110,7 +110,7 @@ class Pair:
         self.draft = closing.enter_context(Model.load(draft))
         self.alone_llm = self._open(None, verifier)
         self.pair_llm = self._open(draft, verifier)
-        self.reference = Reference.of(self.verifier, self.pair_llm.prompts.ids(QUESTION), tokens)
+        self.reference = Reference.of(self.verifier, self.pair_llm.prompt_writer.ids(QUESTION), tokens)
 
     def _open(self, draft: Path | None, verifier: Path | str) -> LLM:
         return self._closing.enter_context(LLM.open(draft, verifier, threads=1, n_ctx=self._n_ctx, history=False))

@@ -127,7 +127,7 @@ class Home:
         with open_mesh(self._file, schedule.split, config) as opened:
             mesh, times, tokens = opened.verifier.mesh, list[float](), list[int]()
             move = partial(mesh.move, [read_split(one) for one in schedule.following])
-            read = len(opened.pair.prompts.ids(prompt))
+            read = len(opened.pair.prompt_writer.ids(prompt))
             if schedule.begins == "start":
                 move()
             elif schedule.begins == "last chunk":

@@ -109,7 +109,7 @@ def measure(
     ):
         pair.profile(prompts)
         for question in track(some, "questions"):
-            prompt = pair.prompts.ids([Message("user", question.text)])
+            prompt = pair.prompt_writer.ids([Message("user", question.text)])
             replies, shares = {}, {}
             for way, options in (ways | between).items():
                 reply = pair.reply(

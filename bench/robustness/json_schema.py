@@ -153,7 +153,7 @@ def measure(schemas: int = 200, temperature: float = 1.0, seed: int = 0, threads
         forced = ForcedVerifier(model, Context(model, ContextSpec(n_ctx=CONTEXT, threads=threads)))
         with LLM(model, draft=draft, verifier=forced, threads=threads, history=False) as told:
             for prompt, ids in replies:
-                forced.says(told.prompts.ids(prompt), tuple(ids))
+                forced.says(told.prompt_writer.ids(prompt), tuple(ids))
                 same.add(written(told, prompt, max_tokens=len(ids))[1])
     rates = {name: rate.tokens_per_pass for name, rate in (("grammar", grammar), ("other", free), ("same", same))}
     return {

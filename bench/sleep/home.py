@@ -218,7 +218,7 @@ def write(pace: float) -> None:
                 sleep(0.005)
 
         threading.Thread(target=watch, daemon=True).start()
-        model, before = pair.prompts.model, ""
+        model, before = pair.prompt_writer.model, ""
         bias = dict.fromkeys(filter(model.is_eog, range(model.n_vocab)), -100.0)
         options = ReplyOptions(max_tokens=TOKENS, logit_bias=bias, gate="always", gamma=4, retrieval="off")
         reply = pair.reply("Tell a very long story about a mug.", options)

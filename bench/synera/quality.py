@@ -183,7 +183,7 @@ def at_one(made: PairName, count: int, others: Mapping[int, Path], budget: float
         for name, hesitates in (("oracle", 0.0), ("oracle_lookup", profile.hesitates)):
             paths[name] = [
                 path(
-                    pair.prompts.ids(question.messages), question.score, alphabet=small, drafter=drafter,
+                    pair.prompt_writer.ids(question.messages), question.score, alphabet=small, drafter=drafter,
                     session=session, gamma=profile.terms.gamma, most=MOST, lookup_below=hesitates,
                 )
                 for question in cases

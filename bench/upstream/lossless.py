@@ -106,7 +106,7 @@ def replies(
         asked_for.update(map(kind_of, verdicts))
         if (found := reused(relay.exchanges)) is not None:
             again["asked"], again["kept"] = again["asked"] + found[0], again["kept"] + found[1]
-        prompt = pair.prompts.ids(messages)
+        prompt = pair.prompt_writer.ids(messages)
         text = b"".join(model.control_text(token) for token in prompt.tolist()).decode()
         other = alone(url, upstream.name, prompt.tolist(), text, most)  # later, as the server keeps the whole reply
         if isinstance(other, str):

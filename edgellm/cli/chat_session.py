@@ -1,4 +1,4 @@
-"""A conversation: its messages, context, stored copy, next reply and models. Only warnings are printed."""
+"""A conversation (messages, context, stored copy, next reply), and the opening of its models; it prints no reply."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def chosen_conversation(again: bool, which: str | None) -> Conversation:
 
 
 class Chat:
-    """The messages so far. `context` texts, by name, come with the first question, and with the first after `clear`.
-    The oldest messages are not sent where they do not fit the model's context, but in the stored copy they stay."""
+    """The messages so far. Each of the `context` texts, by name, comes with the next question, once; after `clear`, or
+    `undo` of that question, again. The oldest that do not fit the model's context stay in the stored copy alone."""
 
     def __init__(
         self, pair: LLM, options: ReplyOptions, *, system: str | None = None, past: Conversation | None = None,
@@ -246,7 +246,7 @@ class ChatPairOpener:
         announce(pair.verifier_reason, pair.notices)
         with ExitStack() as failed:
             failed.push(pair)
-            pair.prompts.check(self.options)
+            pair.prompt_writer.check(self.options)
             if self.options.needs_profile:
                 with ProgressBar("hashing") as hashing:
                     pair.hash_models(hashing)

@@ -95,8 +95,8 @@ def _defaults(asked: Asked) -> ModelDefaults:
 
 def _check(pair: LLM, replies: ReplyOptions) -> None:
     """Raise InvalidOption where the chat template cannot follow `replies`; without one a model only continues texts."""
-    if pair.prompts.model.chat_template_source:
-        pair.prompts.check(replies)
+    if pair.prompt_writer.model.chat_template_source:
+        pair.prompt_writer.check(replies)
     else:
         say(f"{pair.name} has no chat template: it continues texts, at /v1/completions.", style="yellow")
 

@@ -37,9 +37,9 @@ class Context(CachedSequences):
 
     def __init__(
         self, model: Model, spec: ContextSpec, *, capture: Capture | None = None,
-        prompt_cache: SavedPrompts | None = None,
+        saved_prompts: SavedPrompts | None = None,
     ) -> None:  # fmt: skip
-        """Reserve the cache. The first sequence, or each that has its own buffer, is restored from a `prompt_cache` as
+        """Reserve the cache. The first sequence, or each that has its own buffer, is restored from `saved_prompts` as
         far as possible when it is synced, and kept there when the context is closed. Raises InvalidOption: as for
         `ContextSpec.resolved`, or a layer to capture that does not exist; EngineFailed: llama.cpp cannot reserve it,
         for want of memory above all."""
@@ -53,7 +53,7 @@ class Context(CachedSequences):
         self.captured = None if capture is None else Recorder(capture, spec.n_seq, spec.unified)
         callback = self.captured and self.captured.nodes.callback
         owned = llama_api.open_context(model.owned, opened, callback=callback)
-        super().__init__(model, opened, NativeContext(owned, opened.threads, model.n_vocab), prompt_cache)
+        super().__init__(model, opened, NativeContext(owned, opened.threads, model.n_vocab), saved_prompts)
         if spec.speculates and capture is None and model.speculator is not None:
             self.speculator = model.speculator.open(self.native, opened)
         self._progress: Callable[[int, int, int], None] = lambda *_: None
@@ -91,9 +91,9 @@ class Context(CachedSequences):
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
         sound = not self.native.closed and not self.native.owned.guard.busy
-        if sound and self._prompts is not None:
+        if sound and self._saved_prompts is not None:
             for seq in self._savable:
-                self._to_disk(self._prompts, seq)
+                self._to_disk(self._saved_prompts, seq)
         if self.speculator is not None:
             self.speculator.close()
             self.speculator = None

@@ -217,7 +217,7 @@ class RequestHandler:
 
             def count(left: Callable[[], bool]) -> Ids:
                 options, _ = self._fitting_options(served, request, {})
-                return served.pair.prompts.ids(messages, options, left)
+                return served.pair.prompt_writer.ids(messages, options, left)
 
             ids = await self.compute(http, count)
         return ids if isinstance(ids, Response) else len(ids)
@@ -301,7 +301,7 @@ class RequestHandler:
         job.writer.begin(served.name, served.pair.piece)
         job.ignored.update(ignored)
         if isinstance(request, ChatRequest) and options.tools:
-            job.with_calls = partial(served.pair.prompts.calls, options=options)
+            job.with_calls = partial(served.pair.prompt_writer.calls, options=options)
             job.one_call = not request.parallel_tool_calls
         seeds = [None if options.seed is None else options.seed + number for number in range(request.n)]
         writes = request.writes(served.pair)
@@ -315,7 +315,7 @@ class RequestHandler:
         options = request.options(served.options, served.pair.context_length)
         if not isinstance(request, ChatRequest):
             return options, []
-        options, left_out = served.pair.prompts.fitting_options(options)
+        options, left_out = served.pair.prompt_writer.fitting_options(options)
         ignored = header_names(names.get(name) or request.parameter(name) for name in left_out)
         self.check_known(ignored)
         return options, ignored

@@ -18,8 +18,8 @@ from edgellm.spec.types import Ids
 
 
 class Drafting:
-    """The texts that drafts are copied from, and the draft policy, of one verifier. Opened with the pair; nothing is
-    measured before the first use."""
+    """The state of drafting with one verifier, from reply to reply: the index of texts to copy and the draft policy,
+    opened when first needed, the cost curve, and the model as the verifier of its own drafts."""
 
     def __init__(self, model: Model, open_verifier: Callable[[], Verifier], curve: ModelCurve | None) -> None:
         """Use `model`, which verifies in this process with this `curve`, or provides the vocabulary of a verifier
@@ -28,15 +28,19 @@ class Drafting:
         self._self_verifier: Verifier | None = None
         self._verifier: Verifier | None = None  # verifier of the last reply
         self._told = False  # it was said that the draft model does not pay
-        self._kept = False  # an earlier process had the curve
-        self._shared = 0  # its decodes that shared the cores, at the last correction
+        self._kept = False  # the curve came from an earlier process
+        self._shared = 0  # `shared` of that verifier, when the curve was last corrected
         self._texts: list[tuple[str, str]] = []  # texts to tokenise
         self._lock = threading.RLock()  # Several threads may write replies.
         self._opened: DraftIndex | None = None
 
     @property
-    def index(self) -> DraftIndex:
-        """Return the draft index with its policy, opened when first needed."""
+    def policy(self) -> DraftPolicy:
+        """Return the draft policy, which is opened with the index."""
+        return self.opened_index().policy
+
+    def opened_index(self) -> DraftIndex:
+        """Return the index, opened when first needed, with the texts of `remember` tokenised."""
         with self._lock:
             if self._opened is None:
                 policy = DraftPolicy(curve := self.curve())
@@ -63,7 +67,7 @@ class Drafting:
     def begin(self, sources: Collection[str], grammar: ReplyGrammar | None = None) -> Retriever | None:
         """Return a retriever from `sources` for one reply, by `grammar`, until `end`; None while another reply uses the
         index."""
-        index = self.index
+        index = self.opened_index()
         forced = None if grammar is None or not has("forced text") else partial(self._forced, grammar)
         copies = index.take(sources, forced)
         if copies is not None and (curve := self.curve()).filled and curve != index.policy.cost.given:
@@ -77,7 +81,7 @@ class Drafting:
 
     def end(self) -> None:
         """End the reply of `begin`, and correct the cost curve by its decodes."""
-        index = self.index
+        index = self.opened_index()
         with self._lock:
             before, self._shared = self._shared, 0 if self._verifier is None else self._verifier.shared
             if self._curve is not None:
@@ -89,8 +93,9 @@ class Drafting:
         return LINK_CURVE if self._curve is None else self._curve.current()
 
     def slow_once(self, model: str) -> str:
-        """Return the first time that a draft model is slow. What a kept curve tells was said when it was measured."""
-        slow = self.index.policy.slow_model(model, judged=self._kept)
+        """Return the sentence that replies are slower with the draft model, the first time; "" later, and where a kept
+        curve alone says so, as that was said when it was measured."""
+        slow = self.policy.slow_model(model, judged=self._kept)
         told, self._told = self._told, self._told or bool(slow)
         return "" if told else slow
 
@@ -112,7 +117,7 @@ class Drafting:
             return self._self_verifier
 
     def close(self) -> None:
-        """Close the verifier."""
+        """Close the self-verifier, if it was opened."""
         if self._self_verifier is not None:
             self._self_verifier.close()
 

@@ -52,11 +52,12 @@ class Drafters:
     """The drafters of one model, one per running reply. Idle drafters are kept only of the last kind."""
 
     def __init__(
-        self, model: Model, spec: ContextSpec, fingerprint: Callable[[], str], fit: PairFit, prompts: SavedPrompts
+        self, model: Model, spec: ContextSpec, fingerprint: Callable[[], str], fit: PairFit, saved_prompts: SavedPrompts
     ) -> None:
-        """Open drafters of `model` with contexts like `spec`. `fingerprint` returns that of its file, under which the
-        cut parts of the model are kept. `fit` compares its vocabulary to the verifier's; `prompts` as for `Context`."""
-        self.model, self._spec, self._fingerprint, self._fit, self._prompts = model, spec, fingerprint, fit, prompts
+        """Open drafters of `model` with contexts like `spec` and `saved_prompts`. `fingerprint` returns that of its
+        file, under which the cut parts of the model are kept. `fit` compares its vocabulary with the verifier's."""
+        self.model, self._spec, self._fingerprint, self._fit = model, spec, fingerprint, fit
+        self._saved_prompts = saved_prompts
         self._idle: list[tuple[DrafterKind, Drafter]] = []
         self._lock = threading.Lock()  # Several threads may write replies.
 
@@ -102,7 +103,7 @@ class Drafters:
             return early
         spec = replace(self._spec, n_seq=1 + kind.branches, spare=kind.branches * 2 * kind.gamma)
         capture = Capture(attention=kind.layers) if kind.layers else None
-        context = Context(self.model, spec, capture=capture, prompt_cache=self._prompts)
+        context = Context(self.model, spec, capture=capture, saved_prompts=self._saved_prompts)
         if translation is not None:
             translated: Drafter = mechanism("translation").TranslatedDrafter(self.model, context, translation)
             return translated
@@ -121,11 +122,11 @@ T = TypeVar("T", bound=_Closable)
 class PairEngine:
     """The opened models of one pair, and everything that its replies share.
 
-    `text` decides the text, or at least has its tokenizer; `context` is the number of tokens that prompt and reply can
-    have together. `fit` compares the vocabularies, and `placement` has the places of the models in this process.
+    `text_model` decides the text, or at least has its tokenizer; `context` is the number of tokens that prompt and
+    reply can have together. `fit` compares the vocabularies; `placement` has the places of the models in this process.
     """
 
-    text: Model
+    text_model: Model
     context: int
     verifier: Verifier | None
     drafting: Drafting
@@ -134,7 +135,7 @@ class PairEngine:
         """Set up an engine without models: `open` loads them, or `load`, `own` and `attach` do."""
         self.config = config or EngineConfig()
         self.idle = IdleWork()
-        self.prompts = SavedPrompts(self.config.prompt_cache if self.config.history else 0, lambda: History().on)
+        self.saved_prompts = SavedPrompts(self.config.prompt_cache if self.config.history else 0, lambda: History().on)
         self.closing = ExitStack()
         self.closing.callback(self.idle.close)
         self.fit, self.placement = PairFit(), PairPlacement(None, None, Counter())
@@ -233,7 +234,7 @@ class PairEngine:
         draft model was trained for; ProfileUnusable: the profile is not of this pair."""
         config, idle = self.config, self.idle
         self.fit = fits or PairFit()
-        self.text, self.verifier = text, verifier
+        self.text_model, self.verifier = text, verifier
         lengths = []
         if verifier is not None:
             length = verifier.capabilities.context_length
@@ -245,7 +246,7 @@ class PairEngine:
                 model_hash = self.elsewhere.model_hash if self.elsewhere else idle.file_hash(text.path)
                 self.knowledge = PairStats(draft_hash, model_hash, config.profile, history=config.history)
             spec = ContextSpec(lengths[-1], threads=config.threads)
-            self.drafters = self.own(Drafters(draft, spec, draft_hash.compute, self.fit, self.prompts))
+            self.drafters = self.own(Drafters(draft, spec, draft_hash.compute, self.fit, self.saved_prompts))
         if not lengths:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
         self.context = min(lengths)
@@ -253,7 +254,7 @@ class PairEngine:
         if not self.linked:
             curve = ModelCurve(text, config.threads, idle.file_hash(text.path), idle, history=config.history)
         self.drafting = self.own(Drafting(text, partial(self._verifier_of, text, self.context), curve))
-        self.own(idle)  # Registered again, to be closed first (in reverse): idle work uses the models.
+        self.own(idle)  # Registered again, to be closed first: callbacks run in reverse, and idle work uses the models.
         if curve is not None:
             idle.rest()  # Do not measure yet: a command asks its question at once.
             idle.add(curve.measure)
@@ -267,10 +268,10 @@ class PairEngine:
             speculates=True, reproducible=model.hardware.reproducible,
         )  # fmt: skip
         if replies == 1:
-            return LocalVerifier(model, spec, self.prompts)
+            return LocalVerifier(model, spec, self.saved_prompts)
         from edgellm.verifier.worker import BatchedVerifier
 
-        return BatchedVerifier(model, spec, self.prompts)
+        return BatchedVerifier(model, spec, self.saved_prompts)
 
     @property
     def batches(self) -> bool:
@@ -296,7 +297,7 @@ class PairEngine:
     def sampling(self) -> ModelSampling:
         """Return the sampling of the model that decides the text."""
         told = None if self.elsewhere is None else self.elsewhere.sampling
-        return sampling_of(self.text.file) if told is None else told
+        return sampling_of(self.text_model.file) if told is None else told
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -307,7 +308,7 @@ class PairEngine:
     @property
     def models(self) -> list[Model]:
         """Return the models in this process."""
-        return [self.text] if self.draft in (None, self.text) else [self.draft, self.text]
+        return [self.text_model] if self.draft in (None, self.text_model) else [self.draft, self.text_model]
 
     @property
     def memory(self) -> PairMemory:

@@ -51,7 +51,7 @@ class LLM:
             text, engine = engine, PairEngine(EngineConfig(**settings))
             with engine.closed_on_error():
                 engine.attach(text, draft, verifier)
-        self.engine, self._text = engine, engine.text
+        self.engine, self._text_model = engine, engine.text_model
         self.context_length, self.replies, self.sampling = engine.context, engine.placement.replies, engine.sampling
         far, draft, verifies = engine.elsewhere, engine.draft, engine.verifier
         self.draft_name = None if draft is None else draft.name
@@ -59,10 +59,10 @@ class LLM:
         self.verifier_at = "" if far is None else far.address
         self.verifier_up = None if far is None else far.up
         self.verifier_reason = "" if far is None else far.reason
-        here = engine.text.file.known_as or name_of(engine.text.path)
+        here = engine.text_model.file.known_as or name_of(engine.text_model.path)
         self.name = self.verifier_name if self.verifier_name and self.verifier_at else here
         grammars = verifies is None or verifies.capabilities.grammars
-        self.prompts = PromptWriter(engine.text, engine.context, grammars)
+        self.prompt_writer = PromptWriter(engine.text_model, engine.context, grammars)
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closed = False
 
@@ -98,19 +98,19 @@ class LLM:
         began = perf_counter()
         self._check_open()
         options = replace(options or ReplyOptions(), **changes)
-        self.prompts.check(options)
-        first: list[Notice | Explanation] = []
+        self.prompt_writer.check(options)
+        preface: list[Notice | Explanation] = []
         told: list[str] = []
         if options.truncation == "auto" and not isinstance(prompt, str):
-            ids, prompt, first = self.prompts.fitting_ids(prompt, options, should_stop, told.append)
+            ids, prompt, preface = self.prompt_writer.fitting_ids(prompt, options, should_stop, told.append)
         else:
-            ids = self.prompts.ids(prompt, options, should_stop, told.append)
-        first += [Explanation(None, one) for one in dict.fromkeys(told)]
+            ids = self.prompt_writer.ids(prompt, options, should_stop, told.append)
+        preface += [Explanation(None, one) for one in dict.fromkeys(told)]
         openings: tuple[str, ...] = ()
         if self.engine.linked:  # The draft model may have to go on alone.
-            openings = turn_openings(self._text.detokenize(ids).decode("utf-8", "replace"), prompt)
-        wanted = self._wanted(ids, options, channels_of(self._text, ids), prompt, should_stop)
-        return self._reply(replace(wanted, turn_openings=openings), began, first)
+            openings = turn_openings(self._text_model.detokenize(ids).decode("utf-8", "replace"), prompt)
+        wanted = self._wanted(ids, options, channels_of(self._text_model, ids), prompt, should_stop)
+        return self._reply(replace(wanted, turn_openings=openings), began, preface)
 
     def complete(
         self, prompt: str | Sequence[int], options: ReplyOptions | None = None, *,
@@ -122,7 +122,7 @@ class LLM:
         """
         began = perf_counter()
         self._check_open()
-        ids = plain_ids(self._text, prompt, self.context_length, should_stop)
+        ids = plain_ids(self._text_model, prompt, self.context_length, should_stop)
         options = replace(options or ReplyOptions(), **changes)
         return self._reply(self._wanted(ids, options, ChannelSplitter(), None, should_stop), began)
 
@@ -132,21 +132,21 @@ class LLM:
     ) -> WantedReply:  # fmt: skip
         """Return the reply to `ids` (n,), with the prompt for a draft model with another tokenizer; raise InvalidOption
         where the verifier cannot write it."""
-        draft, own = self.engine.draft, None
+        draft, draft_prompt = self.engine.draft, None
         if self.engine.fit.translation is not None and draft is not None:
-            text = self._text.detokenize(ids).decode("utf-8", "replace")
-            own = draft_ids(draft, text, prompt, self.context_length, should_stop)
+            text = self._text_model.detokenize(ids).decode("utf-8", "replace")
+            draft_prompt = draft_ids(draft, text, prompt, self.context_length, should_stop)
         sampling = options.sampling(self.sampling, len(ids))
-        sampling = replace(sampling, constraint=self.prompts.constraint(ids, options, channels))
+        sampling = replace(sampling, constraint=self.prompt_writer.constraint(ids, options, channels))
         if self.engine.verifier is not None:
             sampling = self.engine.verifier.capabilities.choice.nearest(sampling)
         check_reply(self.engine, options, sampling)
-        return WantedReply(ids, options, sampling, channels, own)
+        return WantedReply(ids, options, sampling, channels, draft_prompt)
 
-    def _reply(self, wanted: WantedReply, began: float, first: Sequence[Notice | Explanation] = ()) -> Reply:
+    def _reply(self, wanted: WantedReply, began: float, preface: Sequence[Notice | Explanation] = ()) -> Reply:
         reply = Reply(
             partial(write, self.engine, wanted), prompt_tokens=len(wanted.prompt), seed=wanted.sampling.seed,
-            prepared=perf_counter() - began, first=first,
+            prepared=perf_counter() - began, preface=preface,
         )  # fmt: skip
         self._replies.add(reply)
         return reply
@@ -159,7 +159,7 @@ class LLM:
     def forget_prompts(self) -> None:
         """Delete saved prompts, and do not save what models have read so far: the user took some of it back. Prompts
         read later are saved as usual."""
-        self.engine.prompts.forget()
+        self.engine.saved_prompts.forget()
 
     def curve(self) -> CostCurve:
         """Return the cost curve of the verifier, else of the draft model: seconds of a decode by its number of rows.
@@ -192,7 +192,7 @@ class LLM:
                 " for.",
                 "Choose two models with one tokenizer.",
             )
-        ids, fitting = [self.prompts.ids(prompt) for prompt in prompts], mechanism("fitting")
+        ids, fitting = [self.prompt_writer.ids(prompt) for prompt in prompts], mechanism("fitting")
         with self.engine.idle.suspended():
             found: Profile = fitting.profile_pair(
                 self.engine, ids, fitting.ProfileOptions(**options), progress or (lambda _done, _total: None)
@@ -202,7 +202,7 @@ class LLM:
     def hash_models(self, progress: Progress | None = None) -> None:
         """Compute the hashes of the models' files now, which a profile and a budget need, not in the background.
         `progress` is called with a file's name and its read share. Raise OSError if a file cannot be read."""
-        for model in (self.engine.draft, None if self.engine.linked else self._text):
+        for model in (self.engine.draft, None if self.engine.linked else self._text_model):
             if model is not None:
                 on_progress = partial(progress, model.name) if progress else None
                 self.engine.idle.file_hash(model.path).compute(progress=on_progress)
@@ -224,7 +224,7 @@ class LLM:
 
     def count_tokens(self, text: str, most: int | None = None) -> int:
         """Return how many tokens `text` has. Raises PromptTooLong if these are more than `most`, and TextRefused."""
-        return len(self._text.tokenize(text, most=most))
+        return len(self._text_model.tokenize(text, most=most))
 
     def longer_context(self, tokens: int) -> str:
         """Return advice for a prompt and its reply of `tokens`, beside those of the chat template, more than the
@@ -246,7 +246,7 @@ class LLM:
     @property
     def text_model(self) -> Model | None:
         """Return the model that decides the text, whose tokenizer and chat template are used, if in this process."""
-        return None if self.engine.linked else self._text
+        return None if self.engine.linked else self._text_model
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -260,7 +260,7 @@ class LLM:
             for kind in sorted(model.faults & _SPECULATORS.keys())
         )
         far = () if self.engine.elsewhere is None else self.engine.elsewhere.notices
-        draft, text, bigger = self.engine.draft, self.engine.text, ""
+        draft, text, bigger = self.engine.draft, self.engine.text_model, ""
         if draft is not None and self.engine.elsewhere is None and draft.n_params > text.n_params:
             bigger = (
                 f"The draft model {draft.name} is bigger than {text.name}, which writes the text: it saves no time."
@@ -275,7 +275,7 @@ class LLM:
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token, which need not be whole UTF-8 characters."""
-        return self._text.piece(token)
+        return self._text_model.piece(token)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 CACHE_SHARE = 0.25
-"""Share of the free memory for contexts of more than two replies at once, unless more are asked for."""
+"""Largest share of the free memory for contexts of more than two replies, where fewer will do (`fewer_replies`)."""
 
 Progress: TypeAlias = Callable[[str, float], None]
 
@@ -202,6 +202,7 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
     if small_file is not None and is_eagle3(small_file.header):
         _check_head(small_file, verifier)
         small_file, eagle3 = None, small_file
+    advice = "Give --replies {}, or a shorter --ctx-size."  # `as_many_as_fit` fills in the number.
     asked = config.computing(None), config.computing(config.draft_hardware)
     for file, hardware in zip((big_file, small_file), asked, strict=True):
         if file is not None:
@@ -222,7 +223,6 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
             raise MemoryShort(f"their contexts would take {share}", advice)
         return PairPlacement(big, small, taken, n)
 
-    advice = "Give --replies {}, or a shorter --ctx-size."
     most, found, short = as_many_as_fit(placed, config.replies, config.fewer_replies, advice)
     if not short:
         return found
@@ -273,8 +273,8 @@ def _best_peer(config: EngineConfig, text: Model) -> Chosen:
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier
 
-    wakes = None  # Without a draft model the verifier is needed at once, and the default one is left out if unlike it.
-    if named(config.draft) is not None:
+    wakes = None  # No sleeping device is woken without a draft model, as the first token would have to wait for it.
+    if named(config.draft) is not None:  # The default one is left out beside another tokenizer.
         wakes = TokenizerFit.SAME if config.draft == DEFAULT else TokenizerFit.TRANSLATED
     return choose_verifier(Trust.load(), text.vocabulary, config.peers, wakes=wakes)
 

@@ -55,7 +55,7 @@ class ReplyPlan:
     """The settings of one reply, and the reasons for them.
 
     `drafts`: the draft model drafts, as a drafter of this `kind`, at most `gamma` tokens beside copies. `acceptance`
-    foretells verdicts, and learns from them. `first`: the gate of one of the replies that make the pair's profile.
+    foretells verdicts, and learns from them. `observer`: the gate of one of the replies that make the pair's profile.
     `checked`: every draft is verified. `speculates`: the verifier's speculator drafts. The `retriever` copies; None:
     the draft policy is not asked at all.
     """
@@ -64,7 +64,7 @@ class ReplyPlan:
     reasons: tuple[str, ...]
     kind: DrafterKind = DrafterKind()
     acceptance: ConfidenceAcceptance | None = None
-    first: ObservedReply | None = None
+    observer: ObservedReply | None = None
     notices: tuple[Notice, ...] = ()
     gamma: int = MAX_MODEL_DRAFT
     checked: bool = True
@@ -86,9 +86,9 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
         plan = _plan_translated(translation.reason, options)
     else:
         plan = _plan_pair(engine, knowledge, draft, wanted)
-    choice, gates = plan.choice, options.gate in ("auto", "always") or options.budget == 1.0
-    lossless = verifier is None or (gates and (choice.controller is None or options.budget in (None, 1.0)))
-    checked = lossless and plan.first is None and options.budget != 0.0 and not why
+    choice, all_pass = plan.choice, options.gate in ("auto", "always") or options.budget == 1.0
+    lossless = verifier is None or (all_pass and (choice.controller is None or options.budget in (None, 1.0)))
+    checked = lossless and plan.observer is None and options.budget != 0.0 and not why
     barred = _bars_others(options, checked)
     speculates, speculator = _choose_speculator(engine, barred)
     sources, retrieval = _choose_sources(engine, options, barred, speculates)
@@ -96,7 +96,7 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
     drafts = draft is not None and options.drafter is None and (verifier is not None or retriever is None)
     if sources is not None and retriever is None:
         retrieval = "no retrieval: another reply is using it"
-        drafts = drafts and not (engine.batches or engine.drafting.index.policy.slow_model(DRAFT_MODEL))
+        drafts = drafts and not (engine.batches or engine.drafting.policy.slow_model(DRAFT_MODEL))
     if translation is not None and wanted.draft_prompt is None:
         drafts = False  # Without a prompt for the draft model the verifier writes alone.
     batches = engine.batches and plan.kind.exits is None
@@ -117,7 +117,8 @@ def plan_reply(engine: PairEngine, wanted: WantedReply, grammar: ReplyGrammar | 
 
 
 def _plan_alone(draft: Model | None, options: ReplyOptions, why: str = "") -> ReplyPlan:
-    """Return the plan of a reply by one model: the `draft` model, else the verifier; `why`: it follows no schema."""
+    """Return the plan of a reply by one model: the `draft` model, else the verifier. `why`: the reason why the
+    verifier cannot follow the reply's schema, so that the draft model writes; else ""."""
     writer, whole = ("the verifier", 1.0) if draft is None else ("the draft model", 0.0)
     kind, reason = _early_exit(draft, options, DrafterKind())
     alone = f"The verifier cannot follow the JSON schema: {why}. The draft model writes alone, unverified."
@@ -153,21 +154,21 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
         )
     wants_profile, (controller, acceptance) = options.needs_profile, knowledge.learned(options)
     profile = knowledge.profile(wants_profile)
-    first: ObservedReply | None = None
+    observer: ObservedReply | None = None
     notices: list[Notice] = []
     if wants_profile and profile is None:
         layers = draft.header.attention_layers[:2][-1:]  # By default the second layer with attention shows importance.
-        first, notices = knowledge.first.begin(layers)
-        choice = GateChoice(first, "the pair has no profile yet", options.gamma or BUDGET_CHUNK)
+        observer, notices = knowledge.first.begin(layers)
+        choice = GateChoice(observer, "the pair has no profile yet", options.gamma or BUDGET_CHUNK)
     else:
         choice = choose(options, sampling.seed, profile=profile, controller=controller, linked=engine.linked)
     kind, early = _early_exit(draft, options, DrafterKind(choice.gate.layers))
-    hindrance = _hinders_parallel(engine, options, kind, choice, first)
+    hindrance = _hinders_parallel(engine, options, kind, choice, observer)
     if not hindrance:
         parallel = mechanism("parallel drafting")
         kind = replace(kind, branches=parallel.BRANCHES, gamma=max(choice.gamma, parallel.MAX_AHEAD))
     reasons = choice.reason, early, f"no parallel inference{hindrance}" if hindrance else "parallel inference"
-    return ReplyPlan(choice, reasons, kind, acceptance, first, tuple(notices))
+    return ReplyPlan(choice, reasons, kind, acceptance, observer, tuple(notices))
 
 
 def _early_exit(draft: Model | None, options: ReplyOptions, kind: DrafterKind) -> tuple[DrafterKind, str]:
@@ -179,11 +180,11 @@ def _early_exit(draft: Model | None, options: ReplyOptions, kind: DrafterKind) -
 
 
 def _hinders_parallel(
-    engine: PairEngine, options: ReplyOptions, kind: DrafterKind, choice: GateChoice, first: ObservedReply | None
+    engine: PairEngine, options: ReplyOptions, kind: DrafterKind, choice: GateChoice, observer: ObservedReply | None
 ) -> str:
     """Return why nothing is drafted while waiting for a verdict, as the end of a sentence; "" if it is."""
     hindrances = {
-        ": the pair is being profiled": first is not None,  # Importance is not measured for tokens drafted ahead.
+        ": the pair is being profiled": observer is not None,  # Importance is not measured for tokens drafted ahead.
         ", as requested": not options.parallel,
         ": it is left out": not has("parallel drafting"),
         ": the verifier computes on this device": not engine.linked,
@@ -206,7 +207,7 @@ def _bars_others(options: ReplyOptions, checked: bool) -> str:
 
 def _choose_speculator(engine: PairEngine, barred: str) -> tuple[bool, str]:
     """Return whether the speculator of the model that decides the text drafts, and why; "" without a speculator."""
-    verifier, own = engine.verifier, engine.text.speculator
+    verifier, own = engine.verifier, engine.text_model.speculator
     name = verifier.capabilities.speculator if verifier is not None else own.name if own is not None else ""
     if not name or engine.linked:
         return False, ""
@@ -236,7 +237,7 @@ def write(
     """Write a reply while idle work is suspended. Raise ProfileUnusable."""
     prompt, drafting = wanted.prompt, engine.drafting
     with engine.idle.suspended():
-        grammar = ReplyGrammar.of(wanted.sampling.constraint, engine.text.grammar)
+        grammar = ReplyGrammar.of(wanted.sampling.constraint, engine.text_model.grammar)
         plan = plan_reply(engine, wanted, grammar)
         try:
             _log.debug("reply to a prompt of %d tokens: %s", len(prompt), "; ".join(filter(None, plan.reasons)))
@@ -285,7 +286,7 @@ def _rules(
     )  # fmt: skip
     if plan.retriever is None:
         return rules, VerdictTerms(wanted.options.logprobs)
-    policy = engine.drafting.index.policy
+    policy = engine.drafting.policy
     terms = VerdictTerms(wanted.options.logprobs, plan.retriever.expect, policy.cost.given.widths())
     return rules if engine.linked else replace(rules, floors=policy.floors), terms
 
@@ -294,47 +295,46 @@ def _written(
     engine: PairEngine, wanted: WantedReply, plan: ReplyPlan, state: GenerationState, stats: Summary
 ) -> Generator[Event, None, None]:
     """Write the reply: a thought up to its limit, and the answer."""
-    drafters = engine.drafters if plan.drafts and not plan.speculates else None
-    with nullcontext() if drafters is None else drafters.taken(plan.kind) as own:
-        drafter = _drafter(engine, wanted, plan, own, stats)
-        reads_ahead = engine.linked and own is not None and not isinstance(plan.choice.gate, NeverGate)
-        for _ in range(2):
-            if state.thought_is_full and not _close_thought(engine.text, wanted.channels, state, stats):
+    drafters = engine.drafters if plan.drafts else None
+    with nullcontext() if drafters is None else drafters.taken(plan.kind) as model_drafter:
+        drafter = _drafter(engine, wanted, plan, model_drafter, stats)
+        reads_ahead = engine.linked and model_drafter is not None and not isinstance(plan.choice.gate, NeverGate)
+        for _ in range(2):  # at most a thought, then an answer
+            if state.thought_is_full and not _close_thought(engine.text_model, wanted.channels, state, stats):
                 stats.finish("length")
                 break
             yield from generate(
-                state, vocabulary=engine.text, drafter=drafter, gate=plan.choice.gate, verifier=plan.verifier,
+                state, vocabulary=engine.text_model, drafter=drafter, gate=plan.choice.gate, verifier=plan.verifier,
                 stats=stats, channels=wanted.channels, reads_ahead=reads_ahead,
             )  # fmt: skip
             if not state.thought_is_full:
                 break
-        if plan.first is not None and engine.knowledge is not None:
-            notice = engine.knowledge.first.end(plan.first, plan.choice.gamma, plan.kind.layers)
+        if plan.observer is not None and engine.knowledge is not None:
+            notice = engine.knowledge.first.end(plan.observer, plan.choice.gamma, plan.kind.layers)
             yield from () if notice is None else (notice,)
 
 
 def _drafter(
-    engine: PairEngine, wanted: WantedReply, plan: ReplyPlan, own: Drafter | None, stats: Summary
+    engine: PairEngine, wanted: WantedReply, plan: ReplyPlan, model_drafter: Drafter | None, stats: Summary
 ) -> Drafter | None:
-    """Return the drafter: a custom one, `own` (the draft model's, with branches if planned) or the speculator; beside
-    copies, the draft policy decides."""
-    is_eog, drafting = engine.text.is_eog, engine.drafting
-    drafter = wanted.options.drafter or own
-    if plan.kind.branches and own is not None:
-        drafter = mechanism("parallel drafting").ParallelDrafter(own, plan.acceptance, stats, is_eog=is_eog)
-    if plan.retriever is None or plan.verifier is None:
+    """Return the drafter: a custom one, `model_drafter` (with branches if planned) or the speculator; beside copies,
+    the draft policy decides."""
+    is_eog, drafting, verifier = engine.text_model.is_eog, engine.drafting, plan.verifier
+    drafter = wanted.options.drafter or model_drafter
+    if plan.kind.branches and model_drafter is not None:
+        drafter = mechanism("parallel drafting").ParallelDrafter(model_drafter, plan.acceptance, stats, is_eog=is_eog)
+    if plan.retriever is None or verifier is None:  # Copies are planned only with a verifier.
         stats.count_with(plan.choice.controller)
         return drafter
     from edgellm.spec.drafters.model import HybridDrafter
 
     if plan.speculates:
         drafter = mechanism("speculators").SpeculatorDrafter(is_eog)
-    policy, name = drafting.index.policy, "speculator" if plan.speculates else DRAFT_MODEL
-    if own is not None and engine.draft is not None and not engine.linked:
+    policy, name = drafting.policy, "speculator" if plan.speculates else DRAFT_MODEL
+    if model_drafter is not None and engine.draft is not None and not engine.linked:
         _introduce(engine, engine.draft, policy)
-    drafting.track(plan.verifier)
+    drafting.track(verifier)
     stats.count_with(plan.choice.controller, plan.retriever.copied, lambda: policy.reason)
-    verifier = plan.verifier
     return HybridDrafter(
         policy, plan.retriever, drafter, plan.gamma, name=name, linked=engine.linked, crowded=lambda: verifier.crowded
     )
@@ -343,18 +343,18 @@ def _drafter(
 def _introduce(engine: PairEngine, draft: Model, policy: DraftPolicy) -> None:
     """Tell the policy what is known of the draft model: it reads its weights for a token as fast as the verifier, where
     both are on the same hardware; and the acceptance of the pair's profile."""
-    same = draft.placement == engine.text.placement
+    same = draft.placement == engine.text_model.placement
     profile = None if engine.knowledge is None else engine.knowledge.profile(False)
     acceptance = () if profile is None else profile.acceptance
-    share = draft.header.file_size / engine.text.header.file_size
-    policy.meet(DRAFT_MODEL, same * policy.cost.single * share, acceptance)
+    share = draft.header.file_size / engine.text_model.header.file_size
+    policy.meet(DRAFT_MODEL, policy.cost.single * share if same else 0.0, acceptance)
 
 
-def _close_thought(text: Model, channels: ChannelSplitter, state: GenerationState, stats: Summary) -> bool:
+def _close_thought(text_model: Model, channels: ChannelSplitter, state: GenerationState, stats: Summary) -> bool:
     """End the thought by the model's own markup, which belongs to no channel. Return False without room."""
-    if text.thinking is None:
+    if text_model.thinking is None:
         return False
-    ids: Ids = text.tokenize(text.thinking.closing, special=True)
+    ids: Ids = text_model.tokenize(text_model.thinking.closing, special=True)
     if closed := state.close_thought(ids):
         channels.close_thought()
         stats.insert(ids.tolist())

@@ -146,11 +146,11 @@ class Reply(Iterator[Token]):
 
     def __init__(
         self, write: Writer, *, prompt_tokens: int, seed: int, prepared: float = 0.0,
-        first: Sequence[Notice | Explanation] = (),
+        preface: Sequence[Notice | Explanation] = (),
     ) -> None:  # fmt: skip
-        """Prepare the reply; `prepared` seconds have gone into the request already. `first` is delivered first."""
+        """Prepare the reply; `prepared` seconds have gone into the request already. `preface` is delivered first."""
         self.prompt_tokens, self._seed, self._prepared = prompt_tokens, seed, prepared
-        self._write, self._first = write, first
+        self._write, self._preface = write, preface
         self._listeners: dict[type, Callable[[Any], None]] = {}  # by the type of what they are told
         self._stats: Summary | None = None
         self._events: Generator[Event, None, None] | None = None
@@ -183,7 +183,7 @@ class Reply(Iterator[Token]):
     @property
     def told(self) -> list[str]:
         """Return the explanations that were known before the reply began."""
-        return [one.text for one in self._first if isinstance(one, Explanation)]
+        return [one.text for one in self._preface if isinstance(one, Explanation)]
 
     def listen(
         self, on_notice: Callable[[Notice], None] | None = None,
@@ -222,7 +222,7 @@ class Reply(Iterator[Token]):
 
     def _start(self) -> None:
         if not self._should_stop():
-            for event in self._first:
+            for event in self._preface:
                 self._deliver(event)
             self._stats = Summary(self.prompt_tokens, self._seed, self._prepared)
             self._events = self._write(self._stats, Explanation in self._listeners, self._should_stop, self._deliver)

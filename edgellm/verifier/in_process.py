@@ -24,9 +24,9 @@ class LocalVerifier(Verifier):
     """A verifier in this process, whose sessions have a context each. The context of an ended one keeps its cache for
     the next one."""
 
-    def __init__(self, model: Model, spec: ContextSpec, prompt_cache: SavedPrompts | None = None) -> None:
-        """Open contexts over `model` by `spec`; `prompt_cache` as for `Context`."""
-        self.model, self._spec, self._prompt_cache = model, spec, prompt_cache
+    def __init__(self, model: Model, spec: ContextSpec, saved_prompts: SavedPrompts | None = None) -> None:
+        """Open contexts over `model` by `spec`; `saved_prompts` as for `Context`."""
+        self.model, self._spec, self._saved_prompts = model, spec, saved_prompts
         self._idle: list[Context] = []
         self._all: list[Context] = []
         speculator = "" if model.speculator is None else model.speculator.name
@@ -42,7 +42,7 @@ class LocalVerifier(Verifier):
         try:
             context = self._idle.pop()
         except IndexError:
-            self._all.append(context := Context(self.model, self._spec, prompt_cache=self._prompt_cache))
+            self._all.append(context := Context(self.model, self._spec, saved_prompts=self._saved_prompts))
         context.set_cancel(state.should_stop, state.prompt_progress(self.model.name))
         context.fill(state.terms.widths)
         state.lend(context.speculator)

@@ -89,10 +89,10 @@ class VerifierWorker(VerifierBackend):
     @classmethod
     def over(
         cls, model: Model, spec: ContextSpec, limits: SchedulerLimits | None = None,
-        prompt_cache: SavedPrompts | None = None,
+        saved_prompts: SavedPrompts | None = None,
     ) -> Self:  # fmt: skip
         """Return the worker over `model` with a context by `spec`, whose speculator drafts extra tokens."""
-        runner, drafts = Context(model, spec, prompt_cache=prompt_cache), None
+        runner, drafts = Context(model, spec, saved_prompts=saved_prompts), None
         if runner.speculator is not None:
             from edgellm.verifier.extra_drafts import ExtraDrafts
 
@@ -257,10 +257,10 @@ class BatchedVerifier(ColocatedVerifier):
     """A verifier in this process with a context for all of its sessions, whose requests share batches. A session that
     is alone computes in its own thread, except for its prompt."""
 
-    def __init__(self, model: Model, spec: ContextSpec, prompt_cache: SavedPrompts | None = None) -> None:
+    def __init__(self, model: Model, spec: ContextSpec, saved_prompts: SavedPrompts | None = None) -> None:
         """Open a context over `model` by `spec`, for as many sessions as it has sequences."""
         limits = SchedulerLimits(chunk=_PROMPT)
-        self._worker = VerifierWorker.over(model, spec, limits, prompt_cache)
+        self._worker = VerifierWorker.over(model, spec, limits, saved_prompts)
         self._speculates = model.speculator is not None
         capabilities = Capabilities(model.name, spec.n_ctx, logprobs=True, penalties=True, grammars=True)
         super().__init__(self._worker, capabilities, model.grammar, EXTRA_TOKENS)

@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, pair: LLM) -> None:
-    ids = pair.prompts.ids(QUESTION).tolist()
+    ids = pair.prompt_writer.ids(QUESTION).tolist()
     done = client.completions.create(model="edgellm-verifier", prompt=ids, max_tokens=40)
     assert done.choices[0].text == written(pair)
     for prompt in ("The film", ["The film"]):
@@ -49,7 +49,7 @@ def test_log_probabilities_are_true(client: openai.OpenAI, pair: LLM) -> None:
         assert sum(math.exp(other.logprob) for other in one.top_logprobs) <= 1.0 + 1e-6
         assert len(one.top_logprobs) == 3
     plain: Any = client.completions.create(
-        model="edgellm-verifier", prompt=pair.prompts.ids(QUESTION).tolist(), logprobs=2, max_tokens=6
+        model="edgellm-verifier", prompt=pair.prompt_writer.ids(QUESTION).tolist(), logprobs=2, max_tokens=6
     )
     table = plain.choices[0].logprobs
     assert table.token_logprobs == pytest.approx([one.logprob for one in logprobs.content], abs=1e-3)

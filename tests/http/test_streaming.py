@@ -56,7 +56,7 @@ class Scripted:
     sampling = ModelSampling(temperature=0.0)
 
     def __init__(self, script: Script) -> None:
-        self._script, self.prompts, self.model = script, self, self
+        self._script, self.prompt_writer, self.model = script, self, self
         self.asked: list[list[Message]] = []
 
     def reply(self, messages: list[Message], *_: object, **_options: object) -> Reply:

@@ -49,7 +49,7 @@ def test_a_pair_writes_what_its_verifier_writes_alone(
 ) -> None:
     verifier, draft = architectures(name), architectures(name, 0.12)
     with LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair:
-        prompt = pair.prompts.ids(QUESTION)
+        prompt = pair.prompt_writer.ids(QUESTION)
         expected = own_text(verifier, prompt)
         assert len(set(expected)) > 4
         for mode, options in MODES.items():

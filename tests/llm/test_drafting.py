@@ -109,7 +109,7 @@ def test_what_replies_make_of_an_estimate_is_kept_unless_load_may_explain_it(
         drafting.track(drafting.self_verifier())
     monkeypatch.setattr(CpuWait, "share", lambda _self: waited)
     monkeypatch.setattr(cost_curves, "BUSY", BUSY)
-    cost, seconds = drafting.index.policy.cost, 3.0 * drafting.index.policy.cost.single
+    cost, seconds = drafting.policy.cost, 3.0 * drafting.policy.cost.single
     for _ in range(8):
         cost.observe(0, 1, seconds)
     drafting.end()

@@ -134,7 +134,7 @@ def test_what_stands_without_a_verdict_is_the_draft_models_own_text(translated: 
 def test_penalties_count_without_a_verdict(translated: tuple[LLM, LLM]) -> None:
     reply, own = both(translated, 1, temperature=0.0, repeat_penalty=1.5, presence_penalty=0.8)
     assert own.startswith(reply.summary.text)
-    end = translated[0]._text.end_of_turn
+    end = translated[0]._text_model.end_of_turn
     assert end is not None
     endless = translated[0].reply(case(1), max_tokens=48, retrieval="off", logit_bias={end: -100.0})
     assert len(list(endless)) == 48
@@ -180,7 +180,7 @@ def test_other_and_broken_characters_do_no_harm(name: str, retokenized: Retokeni
         for prompt in (text, text.encode()[:-9].decode(errors="ignore")):
             assert ids(pair.reply(prompt, max_tokens=16)) == ids(alone.reply(prompt, max_tokens=16))
             assert ids(pair.complete(prompt, max_tokens=16)) == ids(alone.complete(prompt, max_tokens=16))
-        some = pair.prompts.ids(text)[:-2].tolist()
+        some = pair.prompt_writer.ids(text)[:-2].tolist()
         assert ids(pair.complete(some, max_tokens=16)) == ids(alone.complete(some, max_tokens=16))
 
 

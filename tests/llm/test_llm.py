@@ -117,13 +117,13 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(f32_pair: 
         long = "Where is the mug? " * 200
         with pytest.raises(PromptTooLong, match=r"^The prompt is too long: \d{3,} tokens > 255, ") as caught:
             small.reply(long)
-        assert f" {len(small._text.chat_prompt(compose(long)))} tokens" in str(caught.value)
+        assert f" {len(small._text_model.chat_prompt(compose(long)))} tokens" in str(caught.value)
 
 
 @pytest.mark.parametrize("room", [1, 2, 5, 6])
 def test_a_reply_that_fills_the_context_ends_with_a_notice(f32_pair: tuple[Path, Path], alone: LLM, room: int) -> None:
     messages = case(2)
-    prompt = len(alone.prompts.ids(messages))
+    prompt = len(alone.prompt_writer.ids(messages))
     reference = ids(alone.reply(messages, max_tokens=room))
     assert len(reference) == room
     with LLM.open(*f32_pair, n_ctx=prompt + room, threads=1) as tight:

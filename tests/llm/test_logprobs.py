@@ -46,7 +46,7 @@ def test_they_are_the_writers_own(writer: tuple[LLM, Path], temperature: float) 
     pair, path = writer
     options: dict[str, Any] = {"max_tokens": 20, "temperature": temperature, "top_k": 0, "seed": 3}
     tokens = list(pair.reply(case(2), logprobs=4, **options))
-    truth = read_anew(path, pair.prompts.ids(case(2)), tokens)
+    truth = read_anew(path, pair.prompt_writer.ids(case(2)), tokens)
     plain = list(pair.reply(case(2), retrieval="off", **options))
     if temperature == 0.0:
         assert [token.id for token in tokens] == [token.id for token in plain]

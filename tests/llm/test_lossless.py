@@ -140,7 +140,7 @@ def test_no_forbidden_draft_is_proposed(
             nonlocal drafted
             constraint = self.state.sampling.constraint
             assert constraint is not None
-            grammar = ReplyGrammar(fresh._text.grammar(constraint.schema), constraint)
+            grammar = ReplyGrammar(fresh._text_model.grammar(constraint.schema), constraint)
             assert grammar.follows(prefix, chunk.ids) == len(chunk)
             drafted += len(chunk)
             return submit(self, prefix, chunk, extra)

@@ -113,7 +113,7 @@ def slow(request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], server: Ve
     """A pair that has seen how long its draft model takes."""
     verifier = f32_pair[1] if request.param == "here" else str(server.address)
     with LLM.open(f32_pair[0], verifier, threads=1, history=False) as opened:
-        teach(opened.engine.drafting.index.policy)
+        teach(opened.engine.drafting.policy)
         yield opened
 
 

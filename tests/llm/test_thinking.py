@@ -60,7 +60,7 @@ def script(paths: dict[str, tuple[Path, Path]]) -> Iterator[Script]:
             pair = closing.enter_context(LLM(model, verifier=verifier))
             assert end is not None
             reply = model.tokenize(text).tolist()  # <|end|> is plain text here: it would end the turn
-            verifier.says(pair.prompts.ids(QUESTION, ReplyOptions(**options)), (*reply, end))  # type: ignore[arg-type]
+            verifier.says(pair.prompt_writer.ids(QUESTION, ReplyOptions(**options)), (*reply, end))  # type: ignore[arg-type]
             return pair, reply
 
         yield make
@@ -135,7 +135,7 @@ def test_markup_may_be_control_tokens(tmp_path: Path, monkeypatch: pytest.Monkey
             assert end is not None
             ids = model.tokenize(text, special=True).tolist()
             assert [model.piece(ids[0]), model.control_text(ids[0])] == [b"", b"[THINK]"]
-            verifier.says(pair.prompts.ids(QUESTION), (*ids, end))
+            verifier.says(pair.prompt_writer.ids(QUESTION), (*ids, end))
             reply, reasons = pair.reply(QUESTION, retrieval="off"), list[str]()
             reply.listen(on_explain=lambda explanation: reasons.append(explanation.text))
             assert [token.id for token in written(reply)] == ids
@@ -182,8 +182,8 @@ def test_a_thought_ends_at_its_limit_and_the_answer_is_the_verifiers(open_pair: 
     reply = pair.reply(case(3), think=limit, **options)  # type: ignore[arg-type]
     tokens = written(reply)
     assert reply.summary.thinking_tokens == limit
-    prompt = pair.prompts.ids(case(3)).tolist()
-    markup = pair._text.tokenize(CLOSING, special=True).tolist()
+    prompt = pair.prompt_writer.ids(case(3)).tolist()
+    markup = pair._text_model.tokenize(CLOSING, special=True).tolist()
     thought = [token.id for token in tokens[:limit]]
     free = pair.complete([*prompt], **{**options, "max_tokens": max(1, limit)})  # type: ignore[arg-type]
     assert thought == [token.id for token in free][:limit]
@@ -195,7 +195,7 @@ def test_a_thought_ends_at_its_limit_and_the_answer_is_the_verifiers(open_pair: 
 
 def test_a_thought_without_an_end_ends_the_reply(paths: dict[str, tuple[Path, Path]], open_pair: OpenPair) -> None:
     """The context has no room for the markup."""
-    prompt = len(open_pair("always").prompts.ids(QUESTION))
+    prompt = len(open_pair("always").prompt_writer.ids(QUESTION))
     with LLM.open("none", paths["always"][1], n_ctx=prompt + 3, threads=1) as small:
         reply = small.reply(QUESTION, think=0)
         assert written(reply) == []
@@ -204,7 +204,7 @@ def test_a_thought_without_an_end_ends_the_reply(paths: dict[str, tuple[Path, Pa
 
 def test_a_thought_that_the_model_begins_itself_can_be_ended_at_once(script: Script) -> None:
     pair, ids = script("literal", "<think>\nIt was in the hall.\n</think>\n\nOn the shelf.", think=0)
-    opening = len(pair._text.tokenize("<think>", special=True))
+    opening = len(pair._text_model.tokenize("<think>", special=True))
     reply = pair.reply(QUESTION, think=0, retrieval="off", max_tokens=4)
     tokens = written(reply)
     assert [token.id for token in tokens[:opening]] == ids[:opening]
@@ -214,14 +214,15 @@ def test_a_thought_that_the_model_begins_itself_can_be_ended_at_once(script: Scr
 
 def test_think_sets_what_the_template_reads(open_pair: OpenPair) -> None:
     pair = open_pair("opened")
-    text = pair._text.detokenize
+    text = pair._text_model.detokenize
     by_think = {
-        think: text(pair.prompts.ids(QUESTION, ReplyOptions(think=think))).decode() for think in (None, True, 5, False)
+        think: text(pair.prompt_writer.ids(QUESTION, ReplyOptions(think=think))).decode()
+        for think in (None, True, 5, False)
     }
     assert by_think[None] == by_think[True] == by_think[5]
     assert by_think[None].endswith("<think>\n")
     assert by_think[False].endswith("<think>\n\n</think>\n\n")
-    given = pair.prompts.ids(QUESTION, ReplyOptions(think=True, template_args={"enable_thinking": False}))
+    given = pair.prompt_writer.ids(QUESTION, ReplyOptions(think=True, template_args={"enable_thinking": False}))
     assert text(given).decode() == by_think[False]
 
 
@@ -234,8 +235,8 @@ def test_an_argument_that_the_template_does_not_read_is_refused(open_pair: OpenP
     with pytest.raises(InvalidOption, match="cannot be written as JSON"):
         open_pair("opened").reply(QUESTION, template_args={"enable_thinking": object()})
     text = open_pair("channels")
-    ids = text.prompts.ids(QUESTION, ReplyOptions(template_args={"reasoning_effort": "high"}))
-    assert "Reasoning: high" in text._text.detokenize(ids).decode()
+    ids = text.prompt_writer.ids(QUESTION, ReplyOptions(template_args={"reasoning_effort": "high"}))
+    assert "Reasoning: high" in text._text_model.detokenize(ids).decode()
 
 
 def test_a_model_without_thoughts_cannot_be_told_to_think(pair: LLM) -> None:
@@ -252,9 +253,9 @@ def test_a_later_turn_has_the_answer_alone(open_pair: OpenPair) -> None:
     """The client may send back the answer, all that the model wrote, or both parts."""
     pair, after = open_pair("channels"), Message("user", "Thanks. And the red one?")
     raw = f"<|channel|>analysis<|message|>hm{FINAL}On the shelf."
-    wanted = pair.prompts.ids([Message("user", QUESTION), Message("assistant", "On the shelf."), after])
+    wanted = pair.prompt_writer.ids([Message("user", QUESTION), Message("assistant", "On the shelf."), after])
     for turn in (Message("assistant", raw), Message("assistant", "On the shelf.", "hm")):
-        assert np.array_equal(pair.prompts.ids([Message("user", QUESTION), turn, after]), wanted)
+        assert np.array_equal(pair.prompt_writer.ids([Message("user", QUESTION), turn, after]), wanted)
 
 
 def test_a_turn_that_is_no_text_is_refused(open_pair: OpenPair) -> None:
@@ -266,7 +267,7 @@ def test_a_turn_that_is_no_text_is_refused(open_pair: OpenPair) -> None:
 def test_a_template_gets_the_thought_of_the_turn_that_it_wants(open_pair: OpenPair) -> None:
     pair = open_pair("literal")
     talk = [Message("user", QUESTION), Message("assistant", "On the shelf.", "in the <|end|> hall")]
-    text = pair._text.detokenize(pair.prompts.ids(talk)).decode()
+    text = pair._text_model.detokenize(pair.prompt_writer.ids(talk)).decode()
     assert "<think>\nin the <|end|> hall\n</think>\n\nOn the shelf." in text  # its control token is plain text
 
 
@@ -280,7 +281,7 @@ def test_a_served_verifiers_template_is_used(
         verifying(paths["always"][1], 2) as server,
         LLM.open(small, str(server.address), tokenizer=f32_pair[1], threads=1) as linked,
     ):
-        assert np.array_equal(linked.prompts.ids(case(3)), local.prompts.ids(case(3)))
+        assert np.array_equal(linked.prompt_writer.ids(case(3)), local.prompt_writer.ids(case(3)))
         for limit in (0, 5):
             reply, wanted = (pair.reply(case(3), think=limit, max_tokens=12) for pair in (linked, local))
             assert [token.id for token in written(reply)] == [token.id for token in written(wanted)]
@@ -294,7 +295,7 @@ def test_an_endless_template_is_not_sent(f32_pair: tuple[Path, Path], tmp_path: 
         verifying(long, 2) as server,
         LLM.open("none", str(server.address), tokenizer=f32_pair[1], threads=1) as linked,
     ):
-        assert linked._text.thinking is None
+        assert linked._text_model.thinking is None
         assert len(list(linked.reply(QUESTION, max_tokens=3))) == 3
 
 

@@ -75,7 +75,7 @@ def test_a_server_that_dies_and_comes_back_within_a_reply(served: Model, open_pa
     pair, server = open_pair(LlamaServer, timing=QUICK)
     tokens: list[Token] = []
     for number in range(4):
-        prompt, reply = pair.prompts.ids(case(number)), pair.reply(case(number), max_tokens=MOST, budget=1.0)
+        prompt, reply = pair.prompt_writer.ids(case(number)), pair.reply(case(number), max_tokens=MOST, budget=1.0)
         tokens = []
         for token in reply:
             tokens.append(token)

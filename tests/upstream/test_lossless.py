@@ -83,7 +83,7 @@ def test_a_tier_that_the_server_lacks(open_pair: OpenPair) -> None:
 def test_the_servers_own_template_is_used(open_pair: OpenPair) -> None:
     template = "<|begin|><|user|>Template of the server<|end|><|assistant|>"
     pair, _ = open_pair(partial(LlamaServer, template=template))
-    assert b"Template of the server" in pair._text.detokenize(pair.prompts.ids("A question"))
+    assert b"Template of the server" in pair._text_model.detokenize(pair.prompt_writer.ids("A question"))
 
 
 def test_rows_of_cached_positions_are_never_read(open_pair: OpenPair, wanted: dict[int, list[int]]) -> None:
@@ -101,7 +101,7 @@ def test_sglang_is_asked_from_the_prefix_end_on(open_pair: OpenPair) -> None:
     """From the first token on, it would compute the whole prompt for each verdict."""
     pair, server = open_pair(Sglang)
     ids(pair.reply(case(5), max_tokens=MOST, budget=1.0))
-    prompt = len(pair.prompts.ids(case(5)))
+    prompt = len(pair.prompt_writer.ids(case(5)))
     asked = [body for path, body, _ in server.requests if path == "/generate" and len(body["input_ids"]) >= prompt]
     scored = [body["logprob_start_len"] for body in asked if "logprob_start_len" in body]
     assert len(scored) > 2

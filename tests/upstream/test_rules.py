@@ -79,7 +79,7 @@ def test_a_server_is_steered_where_its_likeliest_tokens_do_not_decide(
     way: str, drawn: dict[str, Any], open_pair: OpenPair, engine: Engine, here: LLM
 ) -> None:
     pair, server = open_pair(*WAYS[way])
-    likeliest = top(engine.rows(here.prompts.ids(case(2)).tolist(), 1)[0], 80)  # more than a server tells
+    likeliest = top(engine.rows(here.prompt_writer.ids(case(2)).tolist(), 1)[0], 80)  # more than a server tells
     bias = {token: -90.0 for token, _ in likeliest}
     before = len(server.requests)
     reply = pair.reply(case(2), budget=1.0, max_tokens=MOST, logit_bias=bias, **drawn)

@@ -100,7 +100,7 @@ class Made:
 
     def __init__(self, text: str) -> None:
         self.verifier_name = text
-        self._text, self.prompts = text, self
+        self._text, self.prompt_writer = text, self
         self.replies = 0
 
     def reply(self, *_: object, **_more: object) -> Reply:

@@ -109,7 +109,7 @@ class CachedSequences(ABC):
     """The speculator that drafts from the states of these sequences."""
 
     def __init__(
-        self, model: "Model", spec: "NativeSpec", context: "NativeContext", prompts: SavedPrompts | None
+        self, model: "Model", spec: "NativeSpec", context: "NativeContext", saved_prompts: SavedPrompts | None
     ) -> None:
         """Manage the cache of `context`. Raises ModelUnsupported: the model has no key-value cache."""
         self.model, self.native_spec, self.native = model, spec, context
@@ -118,8 +118,8 @@ class CachedSequences(ABC):
         self._cache = KVCache(
             model.owned, context, spec.sequences, model.header.architecture, whole_window=spec.whole_window
         )
-        self._prompts, self._epochs = prompts, [0 if prompts is None else prompts.epoch] * spec.sequences
-        self._sequences = Sequences(spec.sequences, spec.n_ctx)
+        self._saved_prompts, self._sequences = saved_prompts, Sequences(spec.sequences, spec.n_ctx)
+        self._epochs = [0 if saved_prompts is None else saved_prompts.epoch] * spec.sequences
         self._held: dict[int, int] = {}  # positions that the cache still has of sequences whose rest must be read again
 
     @abstractmethod
@@ -246,8 +246,8 @@ class CachedSequences(ABC):
         common = self._sequences.common(seq, ids[:-1])
         self.native.check_open()
         self._cache.begin_read(seq)
-        if seq in self._savable and self._prompts is not None:
-            common = self._from_disk(self._prompts, ids[:-1], common, seq)
+        if seq in self._savable and self._saved_prompts is not None:
+            common = self._from_disk(self._saved_prompts, ids[:-1], common, seq)
         self.rollback(common, seq)
         if seq in self._held:
             self._sequences.lengths[seq] = common = self._held.pop(seq)
@@ -263,26 +263,26 @@ class CachedSequences(ABC):
             return range(0)
         return range(1 if self.native_spec.unified else self.n_seq)
 
-    def _from_disk(self, cache: SavedPrompts, ids: Ids, common: int, seq: int) -> int:
+    def _from_disk(self, saved_prompts: SavedPrompts, ids: Ids, common: int, seq: int) -> int:
         """Load a sequence from disk that shares more of `ids` (n,) than the `common` first ids, if that saves reading;
         return how many ids are common then."""
-        self._epochs[seq] = cache.epoch  # the new contents belong to this epoch
+        self._epochs[seq] = saved_prompts.epoch  # the new contents belong to this epoch
         if len(ids) - common < LEAST:
             return common
-        found = cache.find(self._kind(), ids, common + LEAST - 1, whole=not self._cache.plain)
+        found = saved_prompts.find(self._kind(), ids, common + LEAST - 1, whole=not self._cache.plain)
         if found is None:
             return common
         self.load(found, seq)
         return self._sequences.common(seq, ids)
 
-    def _to_disk(self, cache: SavedPrompts, seq: int) -> None:
+    def _to_disk(self, saved_prompts: SavedPrompts, seq: int) -> None:
         """Keep a sequence on disk if that may save reading."""
         lengths = self._sequences.lengths
         lengths[seq] = self._cache.settle(seq, self._held.pop(seq, lengths[seq]))
         ids = self.cached(seq)
-        if len(ids) >= LEAST and self._epochs[seq] == cache.epoch and not (ids == NO_ID).any():
+        if len(ids) >= LEAST and self._epochs[seq] == saved_prompts.epoch and not (ids == NO_ID).any():
             write = partial(self.save, seq=seq)
-            cache.keep(self._kind(), ids, self._cache.size(seq), write, whole=not self._cache.plain)
+            saved_prompts.keep(self._kind(), ids, self._cache.size(seq), write, whole=not self._cache.plain)
 
     def _undo(self, starts: dict[int, int]) -> None:
         """Cut sequences to their lengths before a failed decode."""

@@ -114,7 +114,7 @@ class TextRequest(ChatRequest):
     raw: bool = False
 
     def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
-        if not self.raw and pair.prompts.model.chat_template_source:
+        if not self.raw and pair.prompt_writer.model.chat_template_source:
             return super().writes(pair)
         return [partial(pair.complete, "\n\n".join(turn.content for turn in self.turns()))]
 

@@ -154,8 +154,8 @@ MOST_TOKENS = 60_000
 
 
 class DraftIndex:
-    """The texts that one verifier's drafts are copied from, and its draft policy. An index serves one reply at a time;
-    concurrent replies do without."""
+    """Indexes of the prompt and of past conversations, in tokens, with the policy that decides on their copies. They
+    serve one reply at a time; concurrent replies do without."""
 
     def __init__(self, policy: DraftPolicy, inside: Callable[[int], bool], is_eog: Callable[[int], bool]) -> None:
         """Start empty. `inside` tells whether a token continues a word, `is_eog` whether it ends the turn."""
