@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from zeroconf import ServiceInfo, Zeroconf
 
 from edgellm.errors import InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery import mdns
-from edgellm.rpc.discovery.interfaces import chosen_hosts
+from edgellm.rpc.discovery.interfaces import chosen_hosts, own_cards
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, keep_announced, new_instance
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.trust.identity import Identity
@@ -83,13 +84,20 @@ def test_an_address_where_no_other_device_can_be_is_none(host: str) -> None:
     ],
 )  # fmt: skip
 def test_a_home_network_is_announced(name: str, host: str, announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    address, up = SimpleNamespace(address=host, family=socket.AF_INET), SimpleNamespace(isup=True)
-    monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: [address]})
-    monkeypatch.setattr("psutil.net_if_stats", lambda: {name: up})
-    assert chosen_hosts() == [host] * announced
+    address = SimpleNamespace(address=host, family=socket.AF_INET, netmask="255.255.255.0")
+    up = SimpleNamespace(isup=True)
+    card = SimpleNamespace(address="02:00:5e:10:00:01", family=psutil.AF_LINK)
+    none = SimpleNamespace(address="00:00:00:00:00:00", family=psutil.AF_LINK)
+    here = [SimpleNamespace(address="127.0.0.1", family=socket.AF_INET, netmask="255.0.0.0"), none]
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: [address, card], "lo": here})
+    monkeypatch.setattr("psutil.net_if_stats", lambda: {name: up, "lo": up})
+    assert chosen_hosts() == list(own_cards().values()) == [host] * announced
     monkeypatch.setenv("EDGELLM_INTERFACE", name)
-    assert chosen_hosts() == [host]
+    assert chosen_hosts() == list(own_cards().values()) == [host]
+    monkeypatch.setenv("EDGELLM_INTERFACE", "lo")
+    assert (chosen_hosts(), own_cards()) == (["127.0.0.1"], {})
     monkeypatch.setenv("EDGELLM_INTERFACE", "nothing0")
+    assert not own_cards()
     with pytest.raises(InvalidOption, match="no interface 'nothing0'"):
         chosen_hosts()
 

@@ -96,18 +96,20 @@ class NetworkCard:
         """Parse MAC NETWORK. Raise ValueError for anything else."""
         mac, _, network = text.partition(" ")
         digits = bytes.fromhex(re.sub("[:-]", "", mac))
-        if len(digits) != 6 or digits[0] & 1:  # a group of devices
+        if len(digits) != 6 or digits[0] & 1 or not any(digits):  # a group of devices; this machine
             raise ValueError(f"{mac[:40]!r} is not a device's MAC address")
         return cls(digits.hex(":"), IPv4Network(network, strict=False))
 
 
 def own_cards() -> dict[NetworkCard, str]:
-    """Return this device's cards in the home's networks, and its address at each."""
-    known, found = psutil.net_if_addrs(), {}
-    for interface in (one for one in interfaces() if one.chosen):
-        macs = [one.address for one in known[interface.name] if one.family == psutil.AF_LINK]
-        for one in known[interface.name]:
-            if one.family == socket.AF_INET and one.netmask and macs:
+    """Return this device's cards at its chosen addresses, and the address at each."""
+    hosts, found = set[str](), {}
+    with suppress(InvalidOption):  # an interface that EDGELLM_INTERFACE names may be down by now
+        hosts.update(chosen_hosts())
+    for addresses in psutil.net_if_addrs().values():
+        macs = [one.address for one in addresses if one.family == psutil.AF_LINK]
+        for one in addresses:
+            if one.address in hosts and one.netmask and macs:
                 with suppress(ValueError):  # a network without MAC addresses
                     found[NetworkCard.parse(f"{macs[0]} {one.address}/{one.netmask}")] = one.address
     return found
