@@ -30,13 +30,28 @@ class OllamaUpstream(TextUpstream):
         return written, reply(Tier.CONTINUE, (), answer, seconds=seconds)
 
 
+class EdgellmUpstream(OllamaUpstream):
+    """An edgellm server, which logs no prompts and shows a model's own template."""
+
+    dialect, log_switch = "edgellm", ""
+
+    def __init__(self, server: UnknownServer, chat_template: str) -> None:
+        super().__init__(server)
+        self.chat_template = chat_template
+
+
 async def connect(server: UnknownServer) -> OllamaUpstream | None:
-    """Return the server if it is an Ollama, or has its API. Raises VerifierLost, VerifierBusy: it is gone, or
-    completes no texts; TimeoutError: it does not answer in time."""
-    if "version" not in await server.facts("/api/version"):
+    """Return the server if it is an Ollama, or has its API, as edgellm has. Raises VerifierLost, VerifierBusy: it is
+    gone, or completes no texts; TimeoutError: it does not answer in time."""
+    told = await server.facts("/api/version")
+    if "version" not in told:
         return None
     await OllamaUpstream(server).probe(server.token)
     running = await server.client.get("/api/ps")
     mine = [one for one in running.json["models"] if server.model in (one.get("name"), one.get("model"))]
     length = maybe_count(mine[0].get("context_length")) if mine else None
-    return OllamaUpstream(replace(server, positions=length or server.positions))
+    server = replace(server, positions=length or server.positions)
+    if "edgellm" not in told:
+        return OllamaUpstream(server)
+    shown = await server.client.post("/api/show", {"model": server.model})
+    return EdgellmUpstream(server, str(shown.json["template"]))

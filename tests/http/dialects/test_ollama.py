@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import ollama
 import pytest
 
+from edgellm.engine import Model
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
+from edgellm.upstream.opening import open_upstream
 from testkit.thinking_templates import with_template
 from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
 from tests.http.dialects.test_own_clients import thinker
@@ -59,6 +62,13 @@ def test_what_clients_ask_about_models(client: ollama.Client, own: LLM, ask: Ask
     assert shown.modelinfo["llama.context_length"] == own.context_length
     assert shown.template
     assert ask("GET", "/api/version").json["version"].count(".") == 2
+
+
+def test_the_server_is_known_as_a_verifier_with_its_template(server: HttpServer, draft_path: Path) -> None:
+    with Model.load(draft_path) as draft, closing(open_upstream(server.url, draft)) as verifier:
+        assert verifier.elsewhere.finding.startswith(f"edgellm at {server.url} verifies by continue")
+        (notice,) = verifier.elsewhere.notices
+    assert notice.endswith("decides what it logs.")
 
 
 def test_a_request_without_a_prompt_has_the_model_loaded(client: ollama.Client) -> None:
