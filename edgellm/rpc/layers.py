@@ -31,6 +31,7 @@ from edgellm.rpc.discovery.peer_probe import ask_peers
 from edgellm.rpc.link import Endpoint
 from edgellm.rpc.protos import PROTOCOL, check_version, parse_message
 from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.rpc.trust.handshake import check_open
 from edgellm.rpc.trust.trust import Peer, Right, Rights, Trust
 from edgellm.storage.layer_pieces import MAX_PIECES, LayerPiece, Manifest
 from edgellm.storage.layer_store import CleanResult, HeldModel, StoreFacts
@@ -263,6 +264,8 @@ def worker_at(where: Endpoint) -> Worker:
 async def ask_worker(where: Endpoint) -> Worker:
     """Return the worker at an endpoint. A paired device that is named by its address gets its name in the list of
     peers."""
+    if where.trust is None:
+        await check_open(where.address)
     channel, info = await where.meet()
     peer, rights = (None, frozenset(Right)) if info is None else (info.peer, info.rights)
     if peer is not None:

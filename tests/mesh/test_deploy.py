@@ -197,3 +197,4 @@ def test_a_worker_at_an_address_is_the_paired_device_that_answers_there(home: Ho
     with device_taking(LayerStore(tmp_path / "plain", PLENTY)) as address:  # on this machine, without pairing
         plain = worker_at(Endpoint(str(address), address))
         assert (plain.name, plain.peer, plain.error) == (str(address), None, None)
+    assert "nothing listens" in str(worker_at(Endpoint("desk", address)).error)

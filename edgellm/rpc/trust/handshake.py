@@ -81,15 +81,20 @@ def welcome_handlers(
     return grpc.method_handlers_generic_handler(_SERVICE.full_name, {"Welcome": method})
 
 
+async def check_open(address: Address) -> None:
+    """Raise VerifierUnreachable with the reason, which gRPC would not say, where nothing listens at an address."""
+    if (found := await probe_port(address, 2.0)) is not PortState.OPEN:
+        kind = NothingListens if found is PortState.REFUSED else VerifierUnreachable
+        raise kind(_NO_ANSWER[found].format(address), _DOCTOR)
+
+
 async def connect_authenticated(
     address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = HELLO_SECONDS
 ) -> tuple[grpc.aio.Channel, PeerInfo]:
     """Return a channel to a paired device, or only to the given `device`, and its greeting; the caller closes it."""
     channel = open_channel(address, trust, device)
     try:
-        if (found := await probe_port(address, 2.0)) is not PortState.OPEN:  # gRPC would not say which
-            kind = NothingListens if found is PortState.REFUSED else VerifierUnreachable
-            raise kind(_NO_ANSWER[found].format(address), _DOCTOR)
+        await check_open(address)
         info = await _call_welcome(channel, address, trust, device, seconds)
     except BaseException:
         await channel.close(None)
