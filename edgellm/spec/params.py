@@ -187,7 +187,7 @@ class ReplyOptions:
         if self.truncation not in TRUNCATIONS:
             raise InvalidOption(f"truncation is {self.truncation!r}.", f"Choose one of {', '.join(TRUNCATIONS)}.")
         if isinstance(self.gate, str) and self.gate not in GATES:
-            raise InvalidOption(f"There is no gate named {self.gate!r}.", f"Choose one of {', '.join(GATES)}.")
+            raise InvalidOption(f"gate is {self.gate!r}.", f"Choose one of {', '.join(GATES)}.")
         if len(self.stop) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
             raise InvalidOption(
                 f"stop has {len(self.stop)} texts, of {[len(text) for text in self.stop[:MAX_STOPS]]} characters.",

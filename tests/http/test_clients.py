@@ -84,12 +84,14 @@ def test_a_message_without_text_is_refused_in_plain_words(ask: Ask) -> None:
         ({"messages": [{"role": "me", "content": "x"}]}, "messages.0.role is 'me'. It should be 'system', 'dev"),
         ({"messages": [5]}, "messages.0 is 5. It should be a valid dictionary."),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"retrieval": "dreams"}, "retrieval is 'dreams', and 'dreams' is not a source. Choose auto"),
+        ({"gate": "garden"}, "gate is 'garden'. Choose one of"),
     ],
     ids=str,
 )
 def test_errors_say_what_to_send(ask: Ask, more: dict[str, object], said: str) -> None:
     answer = ask("POST", CHAT, conversation() | more)
-    assert answer.status == 400
+    assert (answer.status, answer.error["param"]) == (400, answer.error["message"].partition(" ")[0])
     assert answer.error["message"].startswith(said)
     assert not any(word in answer.error["message"] for word in ("Input should", "pydantic", "validation"))
 

@@ -258,7 +258,7 @@ class ResponsesWriter(BlockWriter):
 
     def end_block(self, channel: Channel, text: str) -> Pieces:
         part = _text_part(channel, text)
-        item = self._item | {"status": "completed", "content": [part]}
+        item = self._item | {"status": "incomplete" if self.cut else "completed", "content": [part]}
         yield self._part_event(f"{_KINDS[channel][2]}.done", text=text, **_logprobs(channel))
         yield self._part_event("content_part.done", part=part)
         yield self._event("output_item.done", output_index=len(self._output), item=item)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_va
 
 from edgellm.engine import Message, ToolCall
 from edgellm.engine.grammar.json_schema import unkept, without_descriptions
+from edgellm.errors import InvalidOption
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import json_text
 from edgellm.http.schemas.errors import invalid_request
@@ -132,7 +133,11 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
             "logit_bias": {int(token): amount for token, amount in self.logit_bias.items()},
             "retrieval": self.retrieval if self.retrieval != "auto" else defaults.retrieval,
         }  # fmt: skip
-        return replace(defaults, **given | more)
+        try:
+            return replace(defaults, **given | more)
+        except InvalidOption as error:
+            name = error.what.partition(" ")[0]
+            raise invalid_request(str(error), name if name in given else None) from None
 
     @abstractmethod
     def writes(self, pair: LLM) -> list[Callable[..., Reply]]:

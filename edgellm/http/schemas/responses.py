@@ -185,6 +185,7 @@ class BlockWriter(Writer):
     def __init__(self, model: str) -> None:
         super().__init__(model)
         self.called = False
+        self.cut = False  # whether the block that ends is cut at the longest reply
         self._channel, self._written, self._blanks = Channel.ANSWER, "", ""
 
     def delta(self, delta: TextDelta) -> Pieces:
@@ -205,6 +206,7 @@ class BlockWriter(Writer):
     def close(self, summary: Summary, *, last: bool) -> Pieces:  # noqa: ARG002
         if self._written and self._blanks and self._channel is Channel.ANSWER:
             yield from self._add(self._blanks)
+        self.cut = summary.finish_reason == "length"
         yield from self._end()
         yield from self.end(summary)
 

@@ -25,6 +25,7 @@ def test_streams_add_up_to_the_whole_response(client: openai.OpenAI) -> None:
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     last = events[-1]
     assert last.type == "response.incomplete"
+    assert last.response.output[0].to_dict()["status"] == "incomplete"
     assert text == last.response.output_text == whole.output_text
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events if "delta" not in event.type] == [
