@@ -120,11 +120,17 @@ class ServiceFailed(EdgeError):
 class PromptTooLong(EdgeError):
     """The prompt does not fit the context; raised before the first token."""
 
+    def __init__(self, what: str, next_step: str, tokens: int = 0) -> None:
+        """`tokens`: the prompt has at least so many, those of its chat template included."""
+        super().__init__(what, next_step)
+        self.tokens = tokens
+
     @classmethod
-    def of(cls, count: int | str, most: int) -> "PromptTooLong":
-        """Return the error of a prompt of `count` tokens where `most` fit."""
-        what = f"The prompt is too long: {count} tokens > {most}, as the context length is {most + 1} with the reply."
-        return cls(what, "Shorten the prompt, its context files or the history.")
+    def of(cls, tokens: int, most: int, at_least: str = "") -> "PromptTooLong":
+        """Return the error of a prompt of `tokens`, or "at least " as many, where `most` fit."""
+        length = f"the context length is {most + 1} with the reply"
+        what = f"The prompt is too long: {at_least}{tokens} tokens > {most}, as {length}."
+        return cls(what, "Shorten the prompt, its context files or the history.", tokens)
 
 
 class TextRefused(EdgeError):

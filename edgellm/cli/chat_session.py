@@ -100,11 +100,12 @@ class Chat:
         options = replace(self._options, truncation="auto", **changes)
         try:
             return self.pair.reply([*self._messages(), self._asked], options)
-        except PromptTooLong:
-            raise self._too_long(prompt) from None
+        except PromptTooLong as error:
+            raise self._too_long(prompt, error.tokens) from None
 
-    def _too_long(self, prompt: str) -> PromptTooLong:
-        """Return the error for texts and a question that are longer than the context."""
+    def _too_long(self, prompt: str, whole: int) -> PromptTooLong:
+        """Return the error for texts and a question that are longer than the context: with their chat template, they
+        have at least `whole` tokens."""
         counts: list[tuple[int, str]] = []
         for name, text in (("The system prompt", self.system or ""), *self.context.items(), ("The question", prompt)):
             try:
@@ -112,7 +113,7 @@ class Chat:
             except PromptTooLong:
                 counts.append((_COUNTED, name))
         longest, name = max(counts)
-        length, total = self.pair.context_length, sum(count for count, _ in counts)
+        length, total = self.pair.context_length, max(whole, sum(count for count, _ in counts))
         room = room_for_reply(self._options.max_tokens, length)
         other = f", {total} with the rest of the prompt" if _COUNTED > total > longest else ""
         more = "more than " if longest == _COUNTED else ""

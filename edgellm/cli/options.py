@@ -251,7 +251,8 @@ class HardwareOptions:
             if text is None or text in words:
                 return None if text is None else words[text]
             if not (number and text.isdigit()):
-                raise _wrong(name, text, ", ".join([*words, "a whole number"]) if number else " or ".join(words))
+                *others, last = (*words, "a whole number") if number else words
+                raise _wrong(name, text, f"{', '.join(others)} or {last}")
             return int(text)
 
         devices, split = self._text("device", role), self._text("tensor_split", role)

@@ -160,7 +160,7 @@ def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
 def serve_worker(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Compute layers of a model here, and layers that other devices upload."""
     model, link = asked.served.only_model, asked.link
-    file = None if model is None else ModelFile.open(resolve(model))
+    file = None if model is None else replace(ModelFile.open(resolve(model)), known_as=model)
     with closing(start_worker(file, link, asked.hardware.of(VERIFIER))) as worker:
         if http is not None:
             http.models.open_without_model("This process computes layers for other devices, and generates no text.")
@@ -190,7 +190,8 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     server = WorkerServer(cache, address, on_event=_print_report, trust=trust, stored=stored, more=more)
     server.start()
     reached = replace(server.address, host=next(iter(_hosts_of(server)), link.host))
-    say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{reached}:7-12", style="bold")
+    name = "MODEL" if model is None else model.name
+    say(f"Use it with: edgellm mesh run {name} PROMPT --peer {reached}", style="bold")
     say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
     say(f"Memory for layers and caches: {size(limit)} (--memory sets it).", style="dim")
     if link.rpc:

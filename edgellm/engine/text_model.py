@@ -171,7 +171,7 @@ class TextModel:
             return
         fewest = len(text.encode("utf-8", "replace")) // (MOST_OF_A_BYTE * max(map(len, self.vocabulary.pieces)))
         if fewest > most:
-            raise PromptTooLong.of(f"at least {fewest}", most)
+            raise PromptTooLong.of(fewest, most, "at least ")
 
     def piece(self, token: int) -> bytes:
         """Return the bytes that a token adds to a text; control tokens add none. They need not be whole UTF-8. Raises

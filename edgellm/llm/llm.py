@@ -227,8 +227,7 @@ class LLM:
         return len(self._text_model.tokenize(text, most=most))
 
     def longer_context(self, tokens: int) -> str:
-        """Return advice for a prompt and its reply of `tokens`, beside those of the chat template, more than the
-        context holds."""
+        """Return advice for a prompt and its reply of `tokens`, more than the context holds."""
         if self.engine.linked:
             return "Shorten it, or open the verifier with a longer context."
         models = self.engine.models

@@ -328,9 +328,10 @@ def merge(chunk: Chunk, verdict: Verdict | None, number: int = 0, piece: Piece =
 
 def _finish_full(state: GenerationState, stats: Summary) -> Iterator[Notice]:
     """Finish the reply because no room is left."""
-    stats.finish("length")
     thinking = state.channel is Channel.THINKING
-    if len(state.ids) >= state.limits.context and (thinking or state.answered < state.limits.max_tokens):
+    full = len(state.ids) >= state.limits.context and (thinking or state.answered < state.limits.max_tokens)
+    stats.finish("length", context_full=full)
+    if full:
         yield Notice(f"The context of {state.limits.context} tokens is full: the reply ends here.")
 
 

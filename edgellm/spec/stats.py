@@ -33,6 +33,7 @@ class Summary:
         self.seconds_decoding = 0.0  # all rounds but the first
         self.finish_reason = "cancelled"
         """`stop` (the model ended its turn), `length` (max_tokens or the context), or `cancelled`."""
+        self.context_full = False
         self.stopped_by = ""  # stop sequence that ended the reply
         self.ids: list[int] = []  # ids, the last token of a turn included
         self._pieces: dict[Channel, list[bytes]] = {channel: [] for channel in Channel}
@@ -125,9 +126,9 @@ class Summary:
         """Add tokens that no model wrote, and that are not yielded."""
         self.ids += ids
 
-    def finish(self, reason: str) -> None:
-        """Record the `finish_reason`."""
-        self.finish_reason = reason
+    def finish(self, reason: str, *, context_full: bool = False) -> None:
+        """Record the `finish_reason`, and whether that is the context's length, of which a notice tells."""
+        self.finish_reason, self.context_full = reason, context_full
 
     def stop(self, token: int, source: Source) -> None:
         """Record that `token` from `source` ended the turn. No bonus follows an accepted token then."""

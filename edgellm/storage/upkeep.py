@@ -22,7 +22,7 @@ def add(path: Path, name: str | None = None) -> StoredModel:
     InvalidOption for a name that is taken or cannot be one, and what `ModelFile.open` raises."""
     from edgellm.engine import ModelFile
 
-    if not is_model(path.name):
+    if path.expanduser().exists() and not is_model(path.name):
         raise InvalidOption(f"{path.name} belongs to a model, or is none.", "Add a model's own GGUF file.")
     file, name = ModelFile.open(path.expanduser()), _PART.sub("", path.name) if name is None else name
     taken = {*model_files.ALIASES, *(model.name for model in model_files.list_models() if model.origin != "added")}

@@ -56,7 +56,7 @@ class Served(Server):
     """A running verifier, gateway or worker."""
 
     def __init__(self, *more: str, program: Sequence[str] = EDGELLM) -> None:
-        address = r"(?:edgellm chat --(?:verifier|peer) |computed at )(127\.0\.0\.1:\d+)"
+        address = r"(?:edgellm chat --(?:verifier|peer) |edgellm mesh run [^ ]+ PROMPT --peer )(127\.0\.0\.1:\d+)"
         own = ("--role", "verifier", "--port", "0", "--http-port", "0")
         super().__init__(*own, *more, ready=address, program=program)
 

@@ -28,6 +28,8 @@ def test_one_question_one_reply_and_in_json_one_object_a_token(edge: Edge) -> No
     done = edge("chat", "Where is my mug?", *SHORT).told("6 tokens")
     assert done.err.count("\n") == 1
     assert edge("chat", "Where is my mug?", *SHORT, "-q").err == ""
+    full = edge("chat", "Hi", "--ctx-size", "10").told("context of 10 tokens is full")
+    assert "--max-tokens" not in full.err
     *rows, last = edge("chat", "--json", "Where is my mug?", *SHORT).lines
     assert set(last) == {"summary"}
     assert set(last["summary"]) >= FIGURES
@@ -47,7 +49,9 @@ def test_piped_text_beside_a_question_is_context(edge: Edge, tmp_path: Path) -> 
     assert piped["text"] == named["text"]
     notes.write_bytes(b"caf\xe9")
     for last, stdin in ((("--context", str(notes)), b""), ((), b"caf\xe9")):
-        edge("chat", "Hello", *last, stdin=stdin).told("is not UTF-8 text: byte 3 is 0xe9", code=1)
+        edge("chat", "Hello", *last, stdin=stdin).told("UTF-8 text: byte 3 is 0xe9", "iconv -f ISO", code=1)
+    edge("chat", "Hello", stdin="hi".encode("utf-16")).told("iconv -f UTF-16", code=1)
+    edge("chat", "Hello", stdin=b"\xff\0").told("is no text: it has zero bytes. Give a text file.", code=1)
 
 
 def test_too_long_a_file_is_told_with_both_numbers_and_a_context_that_would_do(edge: Edge, tmp_path: Path) -> None:
@@ -59,6 +63,7 @@ def test_too_long_a_file_is_told_with_both_numbers_and_a_context_that_would_do(e
     assert 400 < int(counts[0]) < int(counts[1])
     [advised] = re.findall(r"Give --ctx-size (\d+): its keys and values take up to", told)
     edge(*words, *SHORT, "--ctx-size", advised).told()
+    edge("chat", "Hi", "--ctx-size", "4").told("1 token, 5 with the rest of the prompt", "context holds 4", code=1)
 
 
 def said() -> list[tuple[str, str]]:

@@ -64,7 +64,7 @@ def test_context_and_system_open_the_conversation_once_and_a_question_that_faile
     chat.ask("Sure?")
     second = [*FIRST, ("assistant", "Red."), ("user", "Sure?")]
     assert sent(asked) == second
-    with pytest.raises(PromptTooLong, match=r"The question has 2002 tokens, 2010 with .* holds 1024 .* Shorten it"):
+    with pytest.raises(PromptTooLong, match=r"The question has 2002 tokens, 2018 with .* holds 1024 .* Shorten it"):
         chat.ask("mug " * 2000)
     with pytest.raises(PromptTooLong, match=r"The question has more than 1048576 tokens, and the context"):
         chat.ask("mug " * 2**20)

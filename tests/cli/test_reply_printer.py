@@ -15,11 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgellm.cli.views import progress
-from edgellm.cli.views.console import STYLES, decode, harmless
+from edgellm.cli.views.console import STYLES, harmless
 from edgellm.cli.views.progress import ProgressBar, PromptBar
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.engine import Context, ContextSpec, Model
-from edgellm.errors import InputNotText
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Event, Explanation, Notice, PromptProgress, Source, Token
@@ -254,13 +253,6 @@ def test_no_control_character_is_left(text: str) -> None:
 )
 def test_a_command_to_a_terminal_is_shown_instead(text: str, shown: str) -> None:
     assert harmless(text) == shown
-
-
-def test_input_that_is_not_text_says_where() -> None:
-    with pytest.raises(InputNotText, match=r"notes\.txt is not UTF-8 text: byte 3 is 0xff.*iconv -f ISO-8859-1"):
-        decode(b"abc\xff", "notes.txt")
-    with pytest.raises(InputNotText, match="iconv -f UTF-16"):
-        decode("hi".encode("utf-16"), "notes.txt")
 
 
 # --- progress ------------------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def test_a_server_is_listed_its_model_removed_and_it_is_ended(start: Start, edge
     assert reply(url, "edgellm-draft")["model"] == "edgellm-draft"
     edge("stop", port).told("has ended")
     assert server.end()[0] == 0
-    edge("ps").told("No server of yours")
+    edge("ps").told("No HTTP server of yours")
     assert edge("ps", "--json").answer == []
     edge("stop", "edgellm-draft").told("so edgellm-draft is not in memory", code=1)
 

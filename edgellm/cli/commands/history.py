@@ -87,7 +87,7 @@ def _show(store: History, as_json: bool) -> None:
 
 def conversations(
     action: Literal["list", "show", "rm"] = typer.Argument("list", metavar="ACTION"),
-    which: list[str] | None = typer.Argument(None, metavar="[ID]..."),
+    which: list[str] | None = typer.Argument(None, metavar="[ID]"),
     everything: bool = typer.Option(False, "--all"),
     yes: Yes = False,
     as_json: AsJson = False,

@@ -49,7 +49,7 @@ def ps(as_json: AsJson = False) -> None:
         ]  # fmt: skip
         models += [server | {"model": name, "used": "being loaded"} for name in server["loading"]]
         rows += models or [{"state": "no model in memory"} | server]
-    ui.show(rows, _COLUMNS, False, empty=f"No server of yours is running. {_START}", fold="MODEL")
+    ui.show(rows, _COLUMNS, False, empty=f"No HTTP server of yours is running. {_START}", fold="MODEL")
 
 
 _COLUMNS: ui.Columns = {
@@ -68,7 +68,7 @@ def stop(what: str | None = typer.Argument(None, metavar="[MODEL|PORT]", show_de
     named = [server for server in servers if what is None or server.port == int(what)]
     if not named:
         where = "" if what is None else f" at port {what}"
-        raise InvalidOption(f"No server of yours is running{where}.", f"edgellm ps lists them. {_START}")
+        raise InvalidOption(f"No HTTP server of yours is running{where}.", f"edgellm ps lists them. {_START}")
     if len(named) > 1 and what is None:
         ports = ", ".join(str(server.port) for server in named)
         raise InvalidOption(f"{len(named)} servers are running, at the ports {ports}.", "Name one of them.")
@@ -93,7 +93,7 @@ def _unload(model: str, servers: list[RunningServer]) -> None:
             ui.say(f"{model} is removed from the memory of the server at port {server.port}{after}.")
             return
         reasons.append(answer.get("error", {}).get("message", f"The server answered with the status {status}."))
-    what = reasons[0] if reasons else f"No server of yours is running, so {model} is not in memory."
+    what = reasons[0] if reasons else f"No HTTP server of yours is running, so {model} is not in memory."
     raise ModelNotFound(ui.harmless(what), "edgellm ps lists what is.")
 
 

@@ -41,6 +41,8 @@ def decode(data: bytes, name: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         utf16 = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        if b"\0" in data and not utf16:
+            raise InputNotText(f"{name} is no text: it has zero bytes.", "Give a text file.") from error
         raise InputNotText(
             f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}.",
             f"Convert it first: iconv -f {'UTF-16' if utf16 else 'ISO-8859-1'} -t UTF-8",

@@ -202,7 +202,7 @@ def _headline(summary: Summary) -> Iterator[str]:
         yield f"{share:.0%} verified{apart}"
     elif summary.tokens:
         yield "not verified"
-    if summary.finish_reason in _ENDS:
+    if summary.finish_reason in _ENDS and not summary.context_full:
         yield _ENDS[summary.finish_reason]
 
 

@@ -122,7 +122,7 @@ def time_passes(
         _through(chain, np.zeros((1, blocks.width), dtype=np.float32))  # the weights come from the disk
 
         def timed(rows: int) -> float:
-            on_progress(f"computing {rows} tokens")
+            on_progress(f"computing {rows} token{'s' * (rows > 1)}")
             return _pass(chain, rng.standard_normal((rows, blocks.width), dtype=np.float32))
 
         until = time.perf_counter() + _ROUND_MOST
