@@ -194,7 +194,7 @@ def test_nobody_else_means_this_device_alone_and_no_measuring(edge: Edge, monkey
 def test_a_conversation_over_the_measured_home(edge: Edge, measurable: WorkerServer) -> None:
     words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--retrieval", "off", "--mesh", "auto", "--peer")
     done = edge(*words, f"desk={measurable.address}", "--peer", "attic=127.0.0.1:9")
-    done.told("left out: attic: The connection to attic was lost", "first token")
+    done.told("left out: attic: No answer from 127.0.0.1:9", "first token")
     assert re.search(r"For a prompt of \d\d? tokens", done.err), "of those that are asked, not of a usual number"
 
 
