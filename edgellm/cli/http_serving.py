@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
@@ -39,10 +39,14 @@ def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ite
     address = Address.of(options.http_host, HTTP_PORT if options.http_port is None else options.http_port)
     names = [] if address.loopback else _host_names(address)
     allowed = [checked_host(host) for host in options.allow_host]
-    needs_key = options.api_key_file is not None or paired_only or not address.loopback
-    key = _api_key(options.api_key_file) if needs_key else None
+    tls = file = key = None
+    if not address.loopback:
+        given = options.tls_cert and options.tls_key and (options.tls_cert.expanduser(), options.tls_key.expanduser())
+        tls = given or web_certificate(http_folder(), names)
+    if options.api_key_file is not None or paired_only or not address.loopback:
+        file, key = api_key(options.api_key_file and options.api_key_file.expanduser())
     config = HttpConfig(
-        None if address.loopback else _tls_files(options, names), key, _page_key(), [*names, *allowed],
+        tls, key, _page_key(), [*names, *allowed],
         options.allow_origin, replies, options.waiting, options.strict, keep_alive_seconds(options.keep_alive),
         print_event, dict(assigned("--alias", one, "NAME=MODEL") for one in options.alias),
     )  # fmt: skip
@@ -55,6 +59,10 @@ def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ite
         server = HttpServer(replace(address, port=0), config)
         server.start()
         say(f"Port {HTTP_PORT} is in use; HTTP uses port {server.address.port}.", style="yellow")
+    if file is not None:
+        say(f"HTTP clients need the API key in {file}.", style="dim")
+    if tls is not None and options.tls_cert is None:
+        say(f"Clients must trust the certificate {tls[0]}, as with curl --cacert.", style="dim")
     try:
         with recorded(server.reached_at, server.address.port, server.certificate):
             yield server
@@ -114,14 +122,6 @@ def show_phone_code(server: HttpServer | RunningServer, code: str, seconds: floa
         say(f"The phone may warn of the certificate, whose SHA-256 begins {str(found)[:16]}.", style="dim")
 
 
-def _tls_files(options: HTTPOptions, names: Sequence[str]) -> tuple[Path, Path]:
-    if options.tls_cert is not None and options.tls_key is not None:
-        return options.tls_cert.expanduser(), options.tls_key.expanduser()
-    certificate, private_key = web_certificate(http_folder(), names)
-    say(f"Clients must trust the certificate {certificate}, as with curl --cacert.", style="dim")
-    return certificate, private_key
-
-
 def _page_key() -> str | None:
     """Return the page's key; None, with a notice, where it cannot be stored, so that a tab keeps its own chats."""
     try:
@@ -129,12 +129,6 @@ def _page_key() -> str | None:
     except (InvalidOption, TrustUnusable) as error:
         say(f"The page stores no conversations: {error}", style="yellow")
         return None
-
-
-def _api_key(path: Path | None) -> str:
-    file, key = api_key(None if path is None else path.expanduser())
-    say(f"HTTP clients need the API key in {file}.", style="dim")
-    return key
 
 
 def _host_names(address: Address) -> list[str]:

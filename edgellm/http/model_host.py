@@ -164,11 +164,15 @@ class ModelHost:
         self._stopped = False
 
     def open(self, served: ServedModel, *, opener: Opener | None = None, catalog: ModelCatalog | None = None) -> None:
-        """Serve `served` by default, and a `catalog` by name. An `opener` opens it again once it is closed."""
+        """Serve `served` by default, and a `catalog` by name. An `opener` opens it again once it is closed. Raises
+        ModelNotFound: an alias stands for a model that the catalogue does not have."""
         self._catalog = catalog
         if opener is not None:
             self._openers[served.name] = opener
         self.add(served)
+        for name in self._aliases.values():
+            if catalog is not None and name not in self.loaded and not self._embeds(name):
+                catalog.find(name)
         self._default = served.name
 
     def add(self, served: ServedModel) -> None:

@@ -242,4 +242,5 @@ def _listen(address: Address) -> socket.socket:
                 f"Port {address.port} is in use by another program.",
                 "Stop that program, or choose another port with --http-port.",
             ) from error
-        raise InvalidOption(f"Cannot listen at {address}: {error.strerror}.", "Choose another address.") from error
+        why = str(error.strerror).partition(" (while")[0]  # Python repeats the address
+        raise InvalidOption(f"Cannot listen at {address}: {why}.", "Choose another address.") from error

@@ -113,6 +113,7 @@ def test_every_role_answers_lists_what_it_has_and_stops_gracefully(start: Start,
     assert tokens(reply(url)) == wanted
     assert reply(url, "edgellm-draft")["model"] == "edgellm-draft"  # every model here can be named
     pair, url = start("--verifier", f"127.0.0.1:{port}", "--alias", "own=edgellm-verifier")
+    edge("chat", "--verifier", url.split("/")[2], "Hi").told("speaks HTTP", code=1)
     found = reply(url, "own")
     assert tokens(found) == wanted
     assert found["model"] == "edgellm-verifier"  # as where both models are here
@@ -192,7 +193,7 @@ def test_the_link_for_all_addresses_names_one_that_can_be_opened(capsys: pytest.
 
 
 def test_its_certificate_is_made_once_for_its_addresses(edge: Edge, tmp_path: Path) -> None:
-    edge("serve", "--http-host", "192.0.2.1", "--http-port", "0").told("Cannot listen at 192.0.2.1", code=2)
+    assert edge("serve", "--http-host", "192.0.2.1").told("Cannot listen at 192.0.2.1", code=2).err.count("\n") == 1
     certificate, private = web_certificate(tmp_path / "tls", ["127.0.0.1"])
     made = certificate.read_bytes()
     assert web_certificate(tmp_path / "tls", ["127.0.0.1"])[0].read_bytes() == made
