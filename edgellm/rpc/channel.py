@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from edgellm.errors import InvalidOption, PortTaken
+from edgellm.rpc import PAIRING_PORT
 from edgellm.rpc.address import Address
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.identity import SERVER_NAME, DeviceID
@@ -115,7 +116,7 @@ def open_channel(address: Address, trust: Trust | None = None, device: DeviceID 
     `rpc.trust.handshake` then finds out which one answers."""
     if trust is None:
         return grpc.aio.insecure_channel(str(address.require_loopback()), options=_CHANNEL)
-    trust.require_peers()
+    trust.require_peers(address)
     options = [*_CHANNEL, ("grpc.ssl_target_name_override", SERVER_NAME)]
     return grpc.aio.secure_channel(str(address), trust.channel_credentials(device), options=options)
 
@@ -139,18 +140,16 @@ def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) 
     return _bind(server, address, trust.server_credentials())
 
 
-def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int) -> list[Address]:
-    """Make a pairing server listen at all of `hosts`, in plain text and at one port: if `port` is taken at the first
-    host, another one. Use it for no other server. Raise PortTaken and InvalidOption as `bind` does."""
-    bound: list[Address] = []
-    for host in hosts:
-        try:
-            bound.append(_bind(server, Address.of(host, bound[0].port if bound else port), None))
-        except PortTaken:
-            if bound or not port:
-                raise
-            bound.append(_bind(server, Address.of(host, 0), None))
-    return bound
+def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int | None) -> list[Address]:
+    """Make a pairing server listen at all of `hosts`, in plain text and at one port; None: the usual one, or another
+    where that is taken. Use it for no other server. Raise PortTaken and InvalidOption as `bind` does."""
+    try:
+        first = _bind(server, Address.of(hosts[0], PAIRING_PORT if port is None else port), None)
+    except PortTaken:
+        if port is not None:
+            raise
+        first = _bind(server, Address.of(hosts[0], 0), None)
+    return [first, *(_bind(server, Address.of(host, first.port), None) for host in hosts[1:])]
 
 
 def _bind(server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None) -> Address:

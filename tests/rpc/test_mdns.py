@@ -84,12 +84,10 @@ def test_an_address_where_no_other_device_can_be_is_none(host: str) -> None:
     ],
 )  # fmt: skip
 def test_a_home_network_is_announced(name: str, host: str, announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = SimpleNamespace(address=host, family=socket.AF_INET, netmask="255.255.255.0")
+    address, here = (SimpleNamespace(address=one, family=socket.AF_INET, netmask="255.0.0.0") for one in (host, *HERE))
+    card, none = (SimpleNamespace(address=f"0{one}:00:00:00:00:00", family=psutil.AF_LINK) for one in (2, 0))
     up = SimpleNamespace(isup=True)
-    card = SimpleNamespace(address="02:00:5e:10:00:01", family=psutil.AF_LINK)
-    none = SimpleNamespace(address="00:00:00:00:00:00", family=psutil.AF_LINK)
-    here = [SimpleNamespace(address="127.0.0.1", family=socket.AF_INET, netmask="255.0.0.0"), none]
-    monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: [address, card], "lo": here})
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {name: [address, card], "lo": [here, none]})
     monkeypatch.setattr("psutil.net_if_stats", lambda: {name: up, "lo": up})
     assert chosen_hosts() == list(own_cards().values()) == [host] * announced
     monkeypatch.setenv("EDGELLM_INTERFACE", name)

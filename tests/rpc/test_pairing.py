@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from spake2 import SPAKE2_A, SPAKE2_B
 
 from edgellm.errors import EdgeError, IdentityClash, InvalidOption, PairingFailed, VerifierUnreachable
+from edgellm.rpc import channel
 from edgellm.rpc.address import Address
 from edgellm.rpc.protos import PROTOCOL
 from edgellm.rpc.protos import trust_pb2 as pb
@@ -122,7 +124,7 @@ def phone(tmp_path: Path) -> Trust:
 
 @pytest.fixture
 def window(desk: Trust) -> Iterator[PairingWindow]:
-    with PairingWindow(desk, CODE, ABOUT_DESK) as opened:
+    with closing(PairingWindow(desk, CODE, ABOUT_DESK)) as opened:
         yield opened
 
 
@@ -157,7 +159,7 @@ def test_two_guesses_at_once_are_one_too_many(window: PairingWindow, at: Address
 
 
 def test_after_its_time_the_right_code_is_refused(desk: Trust, phone: Trust) -> None:
-    with PairingWindow(desk, CODE, ABOUT_DESK, seconds=0.05) as window:
+    with closing(PairingWindow(desk, CODE, ABOUT_DESK, seconds=0.05)) as window:
         at = window.open(["127.0.0.1"], 0)[0]
         with pytest.raises(PairingFailed, match="No device joined"):
             window.wait(60)
@@ -171,7 +173,7 @@ def test_a_recorded_pairing_cannot_be_played_again(desk: Trust, phone: Trust, sa
     """Not even where the same code is shown again."""
     record: list[bytes] = []
     with (
-        PairingWindow(desk, CODE, ABOUT_DESK) as window,
+        closing(PairingWindow(desk, CODE, ABOUT_DESK)) as window,
         Relay(window.open(["127.0.0.1"], 0)[0], up=record.append) as between,
     ):
         join(between, CODE, phone, ABOUT_PHONE)
@@ -181,7 +183,7 @@ def test_a_recorded_pairing_cannot_be_played_again(desk: Trust, phone: Trust, sa
         if same_window:
             replay(between, list(record), "FAILED_PRECONDITION")
     if not same_window:
-        with PairingWindow(desk, CODE, ABOUT_DESK) as again:
+        with closing(PairingWindow(desk, CODE, ABOUT_DESK)) as again:
             replay(again.open(["127.0.0.1"], 0)[0], record, "PERMISSION_DENIED")
             with pytest.raises(PairingFailed):
                 again.wait(60)
@@ -222,7 +224,7 @@ def test_another_devices_certificate_cannot_be_paired_without_its_key(
     tablet = device(tmp_path / "tablet")
     thief = device(tmp_path / "thief", Identity(Identity.new().key, tablet.identity.certificate))
     shows, types = (thief, phone) if shows_the_code else (desk, thief)
-    with PairingWindow(shows, CODE, ABOUT_DESK) as window:
+    with closing(PairingWindow(shows, CODE, ABOUT_DESK)) as window:
         at = window.open(["127.0.0.1"], 0)[0]
         with pytest.raises(PairingFailed) as joined:
             join(at, CODE, types, ABOUT_PHONE)
@@ -330,16 +332,16 @@ def test_nobody_there_is_said(phone: Trust) -> None:
         join(Address("127.0.0.1", 1), CODE, phone, ABOUT_PHONE)
 
 
-def test_it_listens_at_every_address_at_one_port(desk: Trust) -> None:
-    with PairingWindow(desk, CODE, ABOUT_DESK) as window:
-        hosts = ["127.0.0.1", "127.0.0.2" if sys.platform == "linux" else "::1"]  # elsewhere loopback has no second one
-        bound = window.open(hosts, 0)
-        assert [address.host for address in bound] == hosts
-        assert len({address.port for address in bound}) == 1
-        with PairingWindow(desk, CODE, ABOUT_DESK) as second:
-            assert second.open(["127.0.0.1"], bound[0].port) != bound[:1]  # another one, as that is taken
-    with PairingWindow(desk, CODE, ABOUT_DESK) as window, pytest.raises(InvalidOption, match="device cannot listen"):
-        window.open(["192.0.2.77"], 0)
+def test_it_listens_at_one_port(window: PairingWindow, desk: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = ["127.0.0.1", "127.0.0.2" if sys.platform == "linux" else "::1"]  # elsewhere loopback has no second one
+    bound = window.open(hosts, 0)
+    assert bound == [Address(host, bound[0].port) for host in hosts]
+    monkeypatch.setattr(channel, "PAIRING_PORT", bound[0].port)
+    with closing(PairingWindow(desk, CODE, ABOUT_DESK)) as second:
+        for host, port, said in (("127.0.0.1", bound[0].port, "in use"), ("192.0.2.77", 0, "device cannot listen")):
+            with pytest.raises(EdgeError, match=said):
+                second.open([host], port)
+        assert second.open(["127.0.0.1"]) != bound[:1]  # another one, as that is taken, and the user has named none
 
 
 def without_the_transcript(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -62,7 +62,7 @@ def pair(
     words: list[str] | None = typer.Argument(None, metavar="[HOST:PORT] [CODE]"),
     grant: str = typer.Option("verify", metavar="RIGHTS"),
     name: str | None = typer.Option(None, metavar="NAME", show_default="the host name"),
-    port: int = typer.Option(PAIRING_PORT, metavar="PORT"),
+    port: int | None = typer.Option(None, metavar="PORT", show_default=f"{PAIRING_PORT}, or a free one"),
     as_json: bool = typer.Option(False, "--json"),
 ) -> None:
     from edgellm.rpc.address import Address
@@ -98,7 +98,7 @@ def pair(
     say(f"Change it with `edgellm peers grant|revoke|rename|rm {peer.id.short}`.", style="dim")
 
 
-def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as_json: bool) -> Peer | Phone:
+def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int | None, as_json: bool) -> Peer | Phone:
     from edgellm.cli.http_serving import show_phone_code
     from edgellm.rpc.discovery.mdns import ServiceKind, announce, code_number, new_instance
     from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Code, PairingWindow
@@ -111,7 +111,7 @@ def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as
     instance = new_instance()
     code = Code.new(code_number(instance))
     known, page = {one.id for one in trust.peers.with_phones()}, _page_code()
-    with PairingWindow(trust, code, about, WINDOW_SECONDS) as window:
+    with closing(PairingWindow(trust, code, about, WINDOW_SECONDS)) as window:
         places = window.open(hosts, port)
         with announce(ServiceKind.PAIRING, trust.identity.id.short, places[0].port, hosts, instance):
             if as_json:
@@ -317,9 +317,9 @@ def _list(known: Sequence[Peer | Phone], ask: bool, as_json: bool) -> None:
     from edgellm.rpc.trust.trust import Peer, Trust
 
     peers = [one for one in known if ask and isinstance(one, Peer)]
-    answers: dict[Peer | Phone, PeerInfo | EdgeError] = dict(
-        probe_peers(Trust.load(), peers, chosen_hosts()) if peers else ()
-    )
+    answers: dict[Peer | Phone, PeerInfo | EdgeError] = {}
+    with activity("asking the devices"):
+        answers.update(probe_peers(Trust.load(), peers, chosen_hosts()) if peers else ())
     rows = [_row(one, answers.get(one)) for one in known]
     columns = _COLUMNS if ask else {**_COLUMNS, " round trip": lambda _: "not asked"}
     show(rows, columns, as_json, empty="No device is paired with this one. Pair one with: edgellm pair", fold="offers")

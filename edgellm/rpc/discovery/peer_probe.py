@@ -84,7 +84,7 @@ def _ask_all(
 ) -> list[T | EdgeError]:
     async def first_answer(peer: Peer, addresses: Sequence[Address]) -> T | EdgeError:
         """Return the first answer from any of the addresses, all asked at once; else the error that says most."""
-        failure: EdgeError = _NoAddress(f"No address of {peer.name} is known.", "Give its address: --peer HOST:PORT.")
+        failure: EdgeError = _NoAddress(f"No address of {peer.name} is known.", "Check that it is on and serves.")
         tasks = [asyncio.ensure_future(ask(peer, address)) for address in addresses]
         try:
             for completed in asyncio.as_completed(tasks):

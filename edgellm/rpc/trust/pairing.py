@@ -37,7 +37,6 @@ from edgellm.errors import (
     ProtocolError,
     VerifierUnreachable,
 )
-from edgellm.rpc import PAIRING_PORT
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind_pairing, new_server, open_pairing_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import own_cards
@@ -184,9 +183,9 @@ class PairingWindow:
         self._taken = False  # whether the guess was used
         self._over: Future[Peer] = Future()
 
-    def open(self, hosts: Sequence[str], port: int = PAIRING_PORT) -> list[Address]:
-        """Listen at each of these hosts, in plain text that anyone may read; return the addresses. If `port` is taken,
-        the system chooses one. Raise InvalidOption or PortTaken as `bind_pairing` does."""
+    def open(self, hosts: Sequence[str], port: int | None = None) -> list[Address]:
+        """Listen at each of these hosts, in plain text that anyone may read; return the addresses. Raise InvalidOption
+        or PortTaken as `bind_pairing` does."""
         return run_in_network_loop(self._open(hosts, port)).result()
 
     def wait(self, seconds: float | None = None) -> Peer:
@@ -198,13 +197,7 @@ class PairingWindow:
         if self._server is not None:
             run_in_network_loop(self._server.stop(1.0)).result()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self.close()
-
-    async def _open(self, hosts: Sequence[str], port: int) -> list[Address]:
+    async def _open(self, hosts: Sequence[str], port: int | None) -> list[Address]:
         self._server = new_server(pairing=True)
         method = grpc.stream_stream_rpc_method_handler(self._pair)
         self._server.add_generic_rpc_handlers(

@@ -345,12 +345,15 @@ class Trust:
         """Return the trust of this user on this machine; create an identity at the first call. Raise TrustUnusable."""
         return cls(Identity.load(folder), Peers(folder))
 
-    def require_peers(self) -> list[Peer]:
-        """Return the paired devices, at least one. Raise PairingRequired without."""
+    def require_peers(self, address: Address | None = None) -> list[Peer]:
+        """Return the paired devices, at least one, to reach `address`. Raise PairingRequired without."""
         if not (peers := self.peers.all()):
+            local = address is not None and address.loopback
+            plain = f" A verifier of this machine needs no pairing: edgellm chat --verifier {address}." * local
             raise PairingRequired(
                 "No device is paired with this one, and only paired devices may connect.",
-                "Pair the devices first: run `edgellm pair` here, and the command that it shows on the other device.",
+                "Pair the devices first: run `edgellm pair` here, and the command that it shows on the other device."
+                + plain,
             )
         return peers
 

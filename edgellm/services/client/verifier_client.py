@@ -242,6 +242,8 @@ class RemoteVerifier(Verifier):
                 what = f"The server at {where} is not a verifier."
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 what = f"No answer from the verifier at {where} within {self.timing.hello:g} seconds."
+            case _ if "http1.x" in (error.details() or ""):  # gRPC's word for it
+                return errors.VerifierUnreachable(f"The server at {where} speaks HTTP.", f"Name it http://{where}.")
             case _:
                 what = f"No answer from {where}."
         return errors.VerifierUnreachable(

@@ -86,7 +86,7 @@ def choose_verifier(
     woken up and has verified before, if it fits as well as `wakes` says. Raises PairingRequired: no device is paired;
     NotPaired: one of the names or IDs in `named` is no paired device's; VerifierUnreachable: none of them can be used;
     says why each cannot."""
-    trust.require_peers()
+    trust.require_peers(_address(named[0].partition("#")[0]) if named else None)
     peers: list[tuple[Peer, str]] = [] if named else [(peer, "") for peer in trust.peers.all()]
     asked: list[tuple[str, str, PeerInfo | errors.EdgeError]] = []  # name, wanted model, and answer of each
     for name, _, model in (one.partition("#") for one in named):

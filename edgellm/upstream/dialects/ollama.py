@@ -8,9 +8,14 @@ from edgellm.upstream.rows import RowReply, RowRequest, Tier
 
 
 class OllamaUpstream(TextUpstream):
-    """An Ollama server."""
+    """An Ollama server; with a `template`, the model's own, one of edgellm, which logs no prompts."""
 
     dialect, log_switch = "Ollama", "OLLAMA_DEBUG"
+
+    def __init__(self, server: UnknownServer, template: str | None = None) -> None:
+        super().__init__(server)
+        if template is not None:
+            self.dialect, self.log_switch, self.chat_template = "edgellm", "", template
 
     async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
         sampling = request.sampling
@@ -30,16 +35,6 @@ class OllamaUpstream(TextUpstream):
         return written, reply(Tier.CONTINUE, (), answer, seconds=seconds)
 
 
-class EdgellmUpstream(OllamaUpstream):
-    """An edgellm server, which logs no prompts and shows a model's own template."""
-
-    dialect, log_switch = "edgellm", ""
-
-    def __init__(self, server: UnknownServer, chat_template: str) -> None:
-        super().__init__(server)
-        self.chat_template = chat_template
-
-
 async def connect(server: UnknownServer) -> OllamaUpstream | None:
     """Return the server if it is an Ollama, or has its API, as edgellm has. Raises VerifierLost, VerifierBusy: it is
     gone, or completes no texts; TimeoutError: it does not answer in time."""
@@ -54,4 +49,4 @@ async def connect(server: UnknownServer) -> OllamaUpstream | None:
     if "edgellm" not in told:
         return OllamaUpstream(server)
     shown = await server.client.post("/api/show", {"model": server.model})
-    return EdgellmUpstream(server, str(shown.json["template"]))
+    return OllamaUpstream(server, str(shown.json["template"]))
