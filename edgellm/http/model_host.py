@@ -11,7 +11,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -164,16 +164,21 @@ class ModelHost:
         self._stopped = False
 
     def open(self, served: ServedModel, *, opener: Opener | None = None, catalog: ModelCatalog | None = None) -> None:
-        """Serve `served` by default, and a `catalog` by name. An `opener` opens it again once it is closed. Raises
-        ModelNotFound: an alias stands for a model that the catalogue does not have."""
+        """Serve `served` by default, and a `catalog` by name. An `opener` opens it again once it is closed."""
         self._catalog = catalog
         if opener is not None:
             self._openers[served.name] = opener
         self.add(served)
-        for name in self._aliases.values():
-            if catalog is not None and name not in self.loaded and not self._embeds(name):
-                catalog.find(name)
         self._default = served.name
+
+    def unmet_aliases(self) -> Iterator[str]:
+        """Yield a sentence for each alias of a model that the catalogue does not have now: a device may be asleep."""
+        for alias, name in self._aliases.items():
+            if self._catalog is not None and name not in self.loaded and not self._embeds(name):
+                try:
+                    self._catalog.find(name)
+                except ModelNotFound as error:
+                    yield f"The alias {alias} stands for a model that is not here now. {error.what}"
 
     def add(self, served: ServedModel) -> None:
         """Serve another model by its name from now on; without an opener it is left open."""

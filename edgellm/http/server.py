@@ -195,10 +195,12 @@ class HttpServer:
         return self.address
 
     def open(self, served: ServedModel, *, opener: Opener | None = None, catalog: ModelCatalog | None = None) -> None:
-        """Answer requests from now on, as `ModelHost.open` says."""
+        """Answer requests from now on, as `ModelHost.open` says. An alias of a missing model is an event."""
         if served.pair.verifier_up is not None:
             self.metrics.watch_verifier(served.pair.verifier_up)
         self.models.open(served, opener=opener, catalog=catalog)
+        for text in self.models.unmet_aliases():
+            self.config.on_event(text)
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
         """Begin to stop, and return at once. May be called in a signal handler, and again with less grace."""

@@ -224,7 +224,6 @@ REFUSED = {
     "serve --host 192.0.2.1": (2, "Use --http-host"),
     "serve --role verifier --mesh here:1-12": (2, "--mesh belongs to the role pair"),
     "serve --alias gpt-4o": (2, "--alias is 'gpt-4o'"),
-    "serve --http-port 0 --alias a=nosuch": (1, "There is no model 'nosuch'"),
     "serve --http-port 0 --mesh here:1-12,nobody": (2, "is not a part of a split"),
     "serve --no-http": (2, "HTTP only"),
     "serve -m edgellm-draft --verifier edgellm-verifier": (2, "-m and --verifier both name the model"),

@@ -53,10 +53,11 @@ def defaults_of(events: list[str], n_ctx: int = 512, replies: int = 1) -> ModelD
 def many(cache: Path) -> Iterator[HttpServer]:
     """A server with the bundled pair by default, as `edgellm serve` opens it."""
     defaults = defaults_of(EVENTS, 1_024)  # more than the other model was trained for
-    with configured(on_event=EVENTS.append, aliases={"claude-haiku": "some/tiny"}) as server:
+    with configured(on_event=EVENTS.append, aliases={"claude-haiku": "some/tiny", "mine": "nosuch"}) as server:
         opener = PairOpener("edgellm-verifier", "edgellm-draft", "edgellm-verifier", defaults)
         served = opener.open(Counter(), bool)
         server.open(served, opener=opener, catalog=NamedModels(defaults, tuple))
+        assert EVENTS[-1] == "The alias mine stands for a model that is not here now. There is no model 'nosuch'."
         yield server
 
 
